@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant(
         "the gate holds the run against the baseline, not the baseline against itself",
         "lpes_eval/compare/regress.py",
-        "gate.regress(committed, now, ",
-        "gate.regress(committed, committed, ",
+        "gate.regress(baseline.load(path), now, ",
+        "gate.regress(baseline.load(path), baseline.load(path), ",
         (f"{COMPARE}/test_regress_command.py::test_a_worse_run_fails_with_1_and_every_report_has_its_table",),
     ),
     Mutant(

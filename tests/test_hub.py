@@ -96,16 +96,15 @@ def test_a_card_has_no_control_characters_and_a_proof_of_another_form_is_refused
         assert status == 0 or "f.json: origin.proof is not as a search writes it" in said.err
 
 
-def test_factors_of_no_model_are_not_shared(sent, tmp_path, capsys):
-    lpes_eval.Factors(uniform=1.2).save(tmp_path / "f.json")
-    assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 2
-    assert "origin.model is missing" in capsys.readouterr().err
-    assert not sent
+NO_ROUTE = "push me/mine: the Hub does not take it (no route); check name, token, network\n"
+NO_MODEL = "origin.model is missing; share factors that a search has written, or name their model\n"
 
 
-def test_a_hub_that_does_not_answer_is_one_sentence(sent, tmp_path, capsys, monkeypatch):
-    lpes_eval.Factors(uniform=1.2, origin={"model": "lmsys/vicuna"}).save(tmp_path / "f.json")
+@pytest.mark.parametrize(("origin", "error"), [({}, NO_MODEL), ({"model": "lmsys/vicuna"}, NO_ROUTE)])
+def test_factors_of_no_model_are_not_shared_nor_any_where_no_hub_answers(
+    sent, tmp_path, capsys, monkeypatch, origin, error
+):
     monkeypatch.setattr(huggingface_hub, "create_repo", Mock(side_effect=OSError("no route\nmore")))
+    lpes_eval.Factors(uniform=1.2, origin=origin).save(tmp_path / "f.json")
     assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 2
-    said = capsys.readouterr().err
-    assert said == "lpes-eval: error: push me/mine: the Hub does not take it (no route); check name, token, network\n"
+    assert (capsys.readouterr().err, sent) == (f"lpes-eval: error: {error}", {})

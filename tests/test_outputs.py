@@ -72,17 +72,14 @@ def runs(tmp_path_factory):
 def test_no_option_changes_a_file_that_its_command_did_not_write(runs, tmp_path, option, capsys, monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     command = [word.format(folder=runs) for word in OPTIONS[option]]
-    targets = {name: tmp_path / name for name in OTHERS}
+    targets = {name: tmp_path / name for name in (*OTHERS, "link", "link to a link", "another name", "folder")}
     for name, content in OTHERS.items():
         targets[name].write_bytes(content)
-    for name in ("link", "link to a link", "another name"):
-        targets[name] = tmp_path / name
     targets["link"].symlink_to(targets["results"])
     targets["link to a link"].symlink_to(targets["link"])
     os.link(targets["weights"], targets["another name"])
-    (tmp_path / "folder").mkdir()
-    targets |= {"folder": tmp_path / "folder", "below a file": targets["text"] / "out"}
-    for target in targets.values():
+    targets["folder"].mkdir()
+    for target in (*targets.values(), targets["text"] / "out"):
         assert cli.main([*command, str(target)]) == 2
         assert f"lpes-eval: error: {target}: " in capsys.readouterr().err
     assert {name: targets[name].read_bytes() for name in OTHERS} == OTHERS

@@ -57,9 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         measured = measure(lm, sets, read, lambda: progress.advance(bar))
     data = {
         "format": sources.ATTENTION,
-        "model": arguments.model,
-        "task": arguments.task,
-        "metadata": arguments.metadata,
+        **{name: getattr(arguments, name) for name in ("model", "task", "metadata")},
         "questions": len(read) // len(task.positions),
         "positions": sorted({prompt.position for prompt in read}),
         "tokens": max(len(prompt.tokens) for prompt in read),
@@ -81,8 +79,6 @@ def table(data: Any) -> str:
         for h, shares in zip(one["layers"], one["shares"], strict=True):
             factor = f"{one['factors'][h]:.3f}" if one["factors"] else "1"
             rows.append([name, str(h), factor, *(f"{100 * share:.1f}" for share in shares)])
-    return (
-        f"{data['model']}, {data['task']}: {data['questions']} questions at {len(data['positions'])} positions, up to "
-        f"{data['tokens']:,} tokens. Attention of the answer's tokens in percent, mean over heads\n"
-        + text_table(["factors", "layer", "factor", *data["regions"]], rows)
-    )
+    asked = f"{data['questions']} questions at {len(data['positions'])} positions, up to {data['tokens']:,} tokens"
+    title = f"{data['model']}, {data['task']}: {asked}. Attention of the answer's tokens in percent, mean over heads"
+    return f"{title}\n{text_table(['factors', 'layer', 'factor', *data['regions']], rows)}"

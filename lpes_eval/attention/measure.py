@@ -51,21 +51,18 @@ def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
     from lpes_eval.harness.plugin import own_tasks
     from lpes_eval.harness.task import PositionTask
 
-    expected = "expected one by position, such as kv_retrieval or mdqa_pos"
     manager = own_tasks(metadata)
-    if name not in manager.all_tasks:
-        raise UserError(f"--task {name}: no such task; {expected}")
-    tasks = list(manager.load([name])["tasks"].values())
-    if not isinstance(tasks[0], PositionTask):
-        raise UserError(f"--task {name}: is not by position; {expected}")
-    return tasks[0]
+    tasks = list(manager.load([name])["tasks"].values()) if name in manager.all_tasks else []
+    if tasks and isinstance(tasks[0], PositionTask):
+        return tasks[0]
+    wrong = "is not by position" if tasks else "no such task"
+    raise UserError(f"--task {name}: {wrong}; expected one by position, such as kv_retrieval or mdqa_pos")
 
 
 def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator[Prompt]:
     """The prompts of so many questions at every position that the task has.
 
-    Raises:
-        UserError: a tokenizer that does not say where its tokens stand, or a prompt that does not fit the window.
+    ``UserError``: a tokenizer that does not say where its tokens stand, or a prompt that does not fit the window.
     """
     if chat:
         require_chat_template(lm)
@@ -74,11 +71,9 @@ def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator
             answer = task.config.target_delimiter + task.written(doc, position)
             prompt = _prompt(lm, position, task.segments(doc, position), answer, chat)
             if len(prompt.tokens) > lm.max_length:
-                raise PromptTooLong(
-                    f"{task.config.task}: a prompt and its answer of {len(prompt.tokens)} tokens; the model's window "
-                    f"is {lm.max_length}. Take a shorter one (--metadata), or a longer window (--model_args "
-                    "max_length=)"
-                )
+                size = f"a prompt and its answer of {len(prompt.tokens)} tokens; the model's window is {lm.max_length}"
+                way_out = "Take a shorter one (--metadata), or a longer window (--model_args max_length=)"
+                raise PromptTooLong(f"{task.config.task}: {size}. {way_out}")
             yield prompt
 
 
@@ -100,11 +95,7 @@ def _prompt(lm: Any, position: float, segments: list[Segment], answer: str, chat
 
 
 def located(lm: Any, text: str, special: bool | None = None) -> tuple[list[int], list[int]]:
-    """The tokens of a text, with ``special`` ones or not as ``hf`` adds them, and where in the text each begins.
-
-    Raises:
-        UserError: a tokenizer that does not say where its tokens stand.
-    """
+    """The tokens of a text, with ``special`` ones or not as ``hf`` adds them, and where in the text each begins."""
     if not lm.tokenizer.is_fast:
         raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
     ids = lm.tok_encode(text, add_special_tokens=special)
@@ -137,8 +128,7 @@ def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
 def measure(
     lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], advance: Callable[[], None]
 ) -> dict[str, Any]:
-    """By name of a set of factors: the factors, the layers that have attention, and the shares of each, as plain data.
-
+    """By name of a set of factors: the factors, the layers that have attention, and the shares of each, as plain data;
     ``advance`` is called after each prompt.
     """
     measured: dict[str, Any] = {}

@@ -33,11 +33,7 @@ def save(results: Results, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Results:
-    """Read a baseline.
-
-    Raises:
-        DataError: a file that is not a baseline, a damaged one, or one of another version of the format.
-    """
+    """Read a baseline; ``DataError`` where the file is none, is damaged, or of another version of the format."""
     path = Path(path)
     with well_formed(path, "damaged baseline", "restore the file, or delete it and write it again with --update"):
         data = entry(read_json(path))
@@ -54,26 +50,24 @@ def load(path: str | Path) -> Results:
 
 def _packed(task: Task) -> dict[str, Any]:
     """The task as plain data; right-or-wrong scores as a string of 1 and 0."""
-
-    def pack(scores: list[float]) -> str | list[float]:
-        return "".join(f"{score:.0f}" for score in scores) if {*scores} <= {0.0, 1.0} else scores
-
-    metrics: dict[str, Any] = {}
-    for key, metric in task.metrics.items():
-        by_question: Any = metric.by_question
-        by_question = by_question and {label: pack(scores) for label, scores in by_question.items()}
-        metrics[key] = {**vars(metric), "by_question": by_question}
     names = ("version", "data", "examples", "documents", "prompts", "members")
-    return {**{name: getattr(task, name) for name in names}, "metrics": metrics}
+    data: dict[str, Any] = {name: getattr(task, name) for name in names} | {"metrics": {}}
+    for key, metric in task.metrics.items():
+        packed = data["metrics"][key] = vars(metric) | {"by_question": metric.by_question and {}}
+        for label, scores in (metric.by_question or {}).items():
+            right_or_wrong = {*scores} <= {0.0, 1.0}
+            packed["by_question"][label] = "".join(f"{score:.0f}" for score in scores) if right_or_wrong else scores
+    return data
 
 
 def _unpacked(data: Any) -> Task:
     for metric in data["metrics"].values():
-        metric["values"] = {label: math.nan if value is None else value for label, value in metric["values"].items()}
+        for label, value in metric["values"].items():
+            metric["values"][label] = math.nan if value is None else value
         for label, scores in (metric["by_question"] or {}).items():
             if isinstance(scores, str):
                 metric["by_question"][label] = ["01".index(letter) for letter in scores]
-    task: Task = typed(dict(data), Task, "a task")
+    task: Task = typed(data, Task, "a task")
     for key, metric in task.metrics.items():
         expected = dict.fromkeys(metric.values, task.examples)
         by_question = metric.by_question

@@ -7,7 +7,7 @@ from string import ascii_uppercase as LETTERS
 from typing import Any
 
 from lpes_eval.compare import results, tables
-from lpes_eval.compare.comparison import Comparison, Row, compare
+from lpes_eval.compare.comparison import Comparison, compare
 from lpes_eval.errors import UserError
 from lpes_eval.flags import share
 from lpes_eval.report import page
@@ -23,24 +23,16 @@ def add_parser(subparsers: Any) -> None:
         description="Compare runs of lm_eval with a first one on the same examples, question by question, from their "
         "logged samples (lm_eval --log_samples --output_path). docs/statistics.md says what each number is.",
     )
-    parser.add_argument("a", metavar="A", help="results JSON of lm_eval, or a folder: the newest results in it")
-    parser.add_argument("others", metavar="B", nargs="+", help="the results to compare with A, one or more")
+    add = parser.add_argument
+    add("a", metavar="A", help="results JSON of lm_eval, or a folder: the newest results in it")
+    add("others", metavar="B", nargs="+", help="the results to compare with A, one or more")
     tables.add_outputs(parser, "json", "markdown")
-    parser.add_argument("--html", metavar="FILE", help="write the page that lpes-eval report makes of these runs, too")
-    parser.add_argument(
-        "--flips", action="store_true", help="list the samples that flipped, by each task's first metric"
-    )
-    parser.add_argument(
-        "--confidence",
-        type=share,
-        default=0.95,
-        help="coverage of the intervals (default: 0.95; the page of --html: always 0.95)",
-    )
-    parser.add_argument(
-        "--other-prompts",
-        action="store_true",
-        help="compare the same examples in other prompts, such as with and without a chat template",
-    )
+    add("--html", metavar="FILE", help="write the page that lpes-eval report makes of these runs, too")
+    add("--flips", action="store_true", help="list the samples that flipped, by each task's first metric")
+    coverage = "coverage of the intervals (default: 0.95; the page of --html: always 0.95)"
+    add("--confidence", type=share, default=0.95, help=coverage)
+    prompts = "compare the same examples in other prompts, such as with and without a chat template"
+    add("--other-prompts", action="store_true", help=prompts)
     parser.set_defaults(run=run)
 
 
@@ -61,7 +53,7 @@ def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
     """Lay out a comparison: a table for each metric of each task."""
     from lpes_eval.compare import flips
 
-    runs, several = comparison.runs, len(comparison.runs) > 2
+    several = len(comparison.runs) > 2
     interval = f"{comparison.confidence * 100:g} % interval"
     shown, changed = [], []
     for section in comparison.sections:
@@ -69,17 +61,11 @@ def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
         header = ("", "A", letter, f"{letter} − A", interval, "p", "p (Holm)")
         title = f"{section.task}, {section.metric}, {section.questions} questions"
         facts = {"task": section.task, "metric": section.metric, "questions": section.questions}
-        facts |= {"rows": [*map(_facts, section.rows)], **({"sides": ["A", letter]} if several else {})}
+        facts |= {"rows": [row.facts for row in section.rows], **({"sides": ["A", letter]} if several else {})}
         shown.append(tables.Table(title, header, [row.cells for row in section.rows], data=facts))
-    for (letter, task), metric in comparison.first_metrics().items() if with_flips else ():
-        title = f"{letter} − A, {metric}" if several else metric
-        changed.append(flips.table([*flips.flipped(runs["A"], runs[letter], task, metric)], task, title))
-    sides = {letter: run.side for letter, run in runs.items()}
+    for section, found in flips.of(comparison) if with_flips else ():
+        title = f"{section.letter} − A, {section.metric}" if several else section.metric
+        changed.append(flips.table(found, section.task, title))
+    sides = {letter: run.side for letter, run in comparison.runs.items()}
     data = {"confidence": comparison.confidence}
     return tables.Page(COMMAND, sides, shown, comparison.notes, flips=changed, data=data)
-
-
-def _facts(row: Row) -> dict[str, Any]:
-    d = row.difference
-    numbers = {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")}
-    return {"row": row.label, "interval": [d.low, d.high], "p_holm": row.p_holm, **numbers}

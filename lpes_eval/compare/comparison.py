@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from string import ascii_uppercase as LETTERS
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
 from lpes_eval.compare.results import Results, mismatch
@@ -19,7 +19,7 @@ FEW_QUESTIONS = 50
 """Below this many, the notes say which numbers so few questions do not carry."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
     """A paired difference, its label (``"50 %"``, ``"mean"``, ``"worst"``, ``"spread"``; ``"all"`` without positions),
     and its p-value adjusted over the rows of a comparison.
@@ -27,7 +27,7 @@ class Row:
 
     label: str
     difference: Difference
-    p_holm: float
+    p_holm: float = math.nan
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -36,6 +36,13 @@ class Row:
         interval = f"{tables.signed(d.low)} to {tables.signed(d.high)}"
         scores = tables.score(d.a), tables.score(d.b), tables.signed(d.difference)
         return (self.label, *scores, interval, tables.p_value(d.p), tables.p_value(self.p_holm))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As JSON has it."""
+        d = self.difference
+        numbers = {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")}
+        return {"row": self.label, "interval": [d.low, d.high], "p_holm": self.p_holm, **numbers}
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Section:
     metric: str
     letter: str
     questions: int
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -54,26 +61,16 @@ class Comparison:
     """Runs by letter, the first of them A; the differences of each other one from A; and notes for a reader."""
 
     runs: Mapping[str, Results]
-    sections: tuple[Section, ...]
-    notes: tuple[str, ...]
+    sections: Sequence[Section]
+    notes: Sequence[str]
     confidence: float
-
-    def first_metrics(self) -> dict[tuple[str, str], str]:
-        """Of each run (by its letter) and each task, the first metric."""
-        first: dict[tuple[str, str], str] = {}
-        for section in self.sections:
-            first.setdefault((section.letter, section.task), section.metric)
-        return first
 
 
 def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_differ: bool = False) -> Comparison:
-    """Compare runs with a first one, question by question.
+    """Compare runs with a first one, question by question; positive differences are in favour of the others.
 
-    Args:
-        a: the first run.
-        *others: one or more; positive differences are in their favour where higher is better.
-        confidence: coverage of the intervals.
-        prompts_may_differ: compare the same examples in other prompts, such as with and without a chat template.
+    ``confidence`` is the coverage of the intervals. ``prompts_may_differ`` compares the same examples in other prompts,
+    such as with and without a chat template.
 
     Returns:
         A section for each metric of each task that both runs have; Holm's adjustment runs over the rows of all.
@@ -83,25 +80,27 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     """
     from lpes_eval.compare.statistics import holm
 
+    runs = dict(zip(LETTERS, (a, *others), strict=False))
+    sections: list[Section] = []
     notes: list[str] = []
-    found: list[Section] = []
     for letter, b in zip(LETTERS[1:], others, strict=False):
         of_pair: list[str] = []
-        sections = list(_sections(a, letter, b, confidence, _common(a, b, prompts_may_differ), of_pair))
-        if not sections:
+        common = _common(a, b, prompts_may_differ)
+        found = list(_sections(a, letter, b, confidence, common, of_pair))
+        if not found:
             reason = "the tasks in common have no score in common that is an average over single samples"
             raise UserError(f"{a.path} and {b.path}: {reason}")
-        found += sections
+        sections += found
         notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in of_pair]
-    if few := sorted({section.questions for section in found if section.questions < FEW_QUESTIONS}):
+    if few := sorted({section.questions for section in sections if section.questions < FEW_QUESTIONS}):
         notes.append(
             f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
             "are exact, but those of worst and spread may be too small, and their intervals and the mean's too narrow."
         )
-    adjusted = iter(holm([row.difference.p for section in found for row in section.rows]))
-    for k, section in enumerate(found):
-        found[k] = replace(section, rows=tuple(replace(row, p_holm=next(adjusted)) for row in section.rows))
-    return Comparison(dict(zip(LETTERS, (a, *others), strict=False)), tuple(found), tuple(notes), confidence)
+    rows = [row for section in sections for row in section.rows]
+    for row, adjusted in zip(rows, holm([row.difference.p for row in rows]), strict=True):
+        row.p_holm = adjusted
+    return Comparison(runs, sections, notes, confidence)
 
 
 def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
@@ -122,7 +121,7 @@ def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
 def _sections(
     a: Results, letter: str, b: Results, confidence: float, common: Sequence[str], notes: list[str]
 ) -> Iterator[Section]:
-    """A section for each metric that two runs have, p-values not adjusted yet."""
+    """A section for each metric that two runs have; ``notes`` are added to."""
     from lpes_eval.compare.statistics import compare_paired, smallest_effect
 
     in_a, in_b = ({*_names(run, common)} for run in (a, b))
@@ -149,8 +148,7 @@ def _sections(
             differences = dict(zip(labels, paired.positions, strict=True))
             if len(labels) > 1:
                 differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
-            rows = tuple(Row(label, difference, difference.p) for label, difference in differences.items())
-            yield Section(name, shown, letter, paired.questions, rows)
+            yield Section(name, shown, letter, paired.questions, [Row(*row) for row in differences.items()])
 
 
 def _names(run: Results, common: Sequence[str]) -> Iterator[str]:

@@ -86,8 +86,8 @@ class Verdict:
     baseline: Results
     now: Results
     options: Options
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...]
+    rows: Sequence[Row]
+    notes: Sequence[str]
 
     @property
     def failed(self) -> bool:
@@ -115,14 +115,10 @@ class Verdict:
 
 
 def regress(baseline: Results, now: Results, options: Options = Options()) -> Verdict:
-    """Hold a run against a baseline, score by score.
+    """Hold a run against a baseline, score by score; ``NotComparable`` where nothing can be tested.
 
     The m scores with samples in both runs are tested at the level ``alpha / m`` each (Bonferroni), so that a rerun of
     the same model fails with a probability of at most ``alpha``, however many tasks there are.
-
-    Raises:
-        NotComparable: another model; no task in common; a task of another version or of other examples; nothing that
-            could be tested.
     """
     if not (options.other_model or baseline.model.is_same(now.model)):
         models = f"another model: the baseline is of {baseline.model}, the run of {now.model}"
@@ -131,19 +127,17 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     scores = list(_scores(baseline, now, options))
     tests = sum(len(score.labels) for score in scores if score.questions)
     level = options.alpha / max(tests, 1)
-    testable = {score.task for score in scores if score.questions >= fewest_lost(score.one_sided(level))}
+    testable = {score.task for score in scores if score.is_testable(level)}
     testable |= {name for name, task in baseline.every_task.items() if task.members and testable >= {*task.members}}
     rows = [row for score in scores for row in score.rows(level, options, score.task in testable)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
         reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
         if tests:
-            reason = (
-                f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g} over "
-                f"{tests} tests not even the loss of every answer could be told from chance; evaluate at least "
-                f"{fewest_lost(level)}"
-            )
+            few = f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g}"
+            loss = f"over {tests} tests not even the loss of every answer could be told from chance"
+            reason = f"{few} {loss}; evaluate at least {fewest_lost(level)}"
         raise NotComparable(baseline, now, reason)
-    return Verdict(baseline, now, options, tuple(rows), (*_notes(rows, tests, level), *_differences(baseline, now)))
+    return Verdict(baseline, now, options, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
 
 
 def fewest_lost(level: float) -> int:
@@ -166,7 +160,7 @@ class _Score:
 
     @property
     def labels(self) -> list[str]:
-        """The positions and, if there are several, what is said of them all: a row each."""
+        """A row each: the positions and, if there are several, what is said of them all."""
         return [*self.old.values, *(["mean", "worst", "spread"] if len(self.old.values) > 1 else [])]
 
     @property
@@ -180,12 +174,16 @@ class _Score:
         """The level of a test in one direction; both are tested where lm-eval does not say which is worse."""
         return level / 2 if self.old.higher_is_better is None else level
 
+    def is_testable(self, level: float) -> bool:
+        """Whether the loss of every answer could fail."""
+        return self.questions >= fewest_lost(self.one_sided(level))
+
     def changes(self, level: float) -> Sequence[Change]:
         """What moved, by label, tested or not."""
         from lpes_eval.compare.statistics import Change, rerun_changes
 
         up = self.old.higher_is_better is not False
-        if self.new and self.questions >= fewest_lost(self.one_sided(level)):
+        if self.new and self.is_testable(level):
             old, new = (metric.matrix(self.old.values) for metric in (self.old, self.new))
             return rerun_changes(old, new, self.one_sided(level), higher_is_better=up)
         there = self.new.values if self.new else {}
@@ -203,8 +201,7 @@ class _Score:
                 p = math.nan if math.isnan(change.p) else min(1.0, 2 * min(change.p, change.p_better))
                 change = replace(change, worsening=abs(change.worsening), p=p, p_better=math.nan)
             max_drop = options.max_drop if label == of_all else None
-            allowed = change.allowed if max_drop is None else min(change.allowed, max_drop)
-            allowed = max(options.tolerance, allowed)
+            allowed = max(options.tolerance, min(change.allowed, math.inf if max_drop is None else max_drop))
             if label != "spread" and self.old.higher_is_better is not False:
                 allowed = -allowed
             outcome, by_size, why = self._judged(change, level, options.tolerance, max_drop)
@@ -232,9 +229,10 @@ class _Score:
             return Outcome.BETTER, False, ""
         if max_drop is not None or not math.isnan(change.p):
             return Outcome.OK, math.isnan(change.p), ""
+        if self.questions:
+            return Outcome.NOT_TESTABLE, False, f"fewer than {fewest_lost(self.one_sided(level))} questions"
         why = "not an average over its samples" if self.logged else "no samples in one of the runs"
-        few = f"fewer than {fewest_lost(self.one_sided(level))} questions"
-        return Outcome.NOT_TESTABLE, False, few if self.questions else why
+        return Outcome.NOT_TESTABLE, False, why
 
 
 def _with_summaries(values: list[float], up: bool) -> list[float]:
@@ -261,8 +259,7 @@ def _scores(baseline: Results, now: Results, options: Options) -> Iterator[_Scor
 
 def _notes(rows: Sequence[Row], tests: int, level: float) -> Iterator[str]:
     if tests:
-        least = fewest_lost(level)
-        loss = f"a loss of fewer than {least} cannot be told from chance"
+        loss = f"a loss of fewer than {fewest_lost(level)} cannot be told from chance"
         yield f"{tests} tests at {level:.2g} each: of n questions, {loss}."
     reasons: dict[tuple[Outcome, str], dict[str, None]] = {}
     for row in rows:

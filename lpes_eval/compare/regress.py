@@ -8,8 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.compare import baseline as baseline_file
-from lpes_eval.compare import gate, results, tables
+from lpes_eval.compare import baseline, gate, results, tables
 from lpes_eval.compare.gate import Options, Outcome, Row, Verdict
 from lpes_eval.compare.results import Results
 from lpes_eval.errors import UserError
@@ -63,15 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
     path, given = arguments.baseline, vars(arguments)
     options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
     if arguments.update:
-        check_output(path, baseline_file.MARK)
+        check_output(path, baseline.MARK)
         return _update(results.read(arguments.results), path, options)
     tables.check_outputs(COMMAND, arguments)
     try:
         now = results.read(arguments.results)
         if not path.exists():
             raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
-        committed = baseline_file.load(path)
-        verdict = gate.regress(committed, now, options)
+        verdict = gate.regress(baseline.load(path), now, options)
     except UserError as error:
         tables.publish(tables.Page(COMMAND, {}, (), (str(error),), "could not compare"), arguments, text=False)
         raise
@@ -81,10 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _update(now: Results, path: Path, options: Options) -> int:
     verdict = gate.regress(now, now, options)  # refuses what no run could be held against
-    baseline_file.save(now, path)
-    untested = verdict.count(Outcome.NOT_TESTABLE)
-    why = "not testable (too few questions, no number, no average over samples, or no --log_samples)"
-    hint = f"; {untested} of its scores are {why}" if untested else ""
+    baseline.save(now, path)
+    hint = ""
+    if untested := verdict.count(Outcome.NOT_TESTABLE):
+        why = "too few questions, no number, no average over samples, or no --log_samples"
+        hint = f"; {untested} of its scores are not testable ({why})"
     print(f"{path}: baseline of {len(now.every_task)} tasks written from {now.path}{hint}")
     return 0
 
@@ -93,7 +92,7 @@ def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
     """Lay out what the gate says: a table for each metric of each task."""
     from lpes_eval.compare import flips
 
-    baseline, now = verdict.baseline, verdict.now
+    old, now = verdict.baseline, verdict.now
     shown, changed = [], []
     for (task, key), group in groupby(verdict.rows, lambda row: (row.task, row.metric)):
         rows, metric = [*group], key.removesuffix(",none")
@@ -104,9 +103,9 @@ def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
         fell = {row.label for row in rows if row.questions and row.change.worsening > 0}
         labels = {"" if label == "all" else label for label in fell - {"mean", "worst", "spread"}}
         if with_flips and labels and not now.every_task[task].members:  # its tasks have the same flips
-            found = [flip for flip in flips.flipped(baseline, now, task, key) if flip.position in labels]
+            found = [flip for flip in flips.flipped(old, now, task, key) if flip["position"] in labels]
             changed.append(flips.table(found, task, metric))
-    sides = {"baseline": (str(baseline.model), str(baseline.path)), "now": now.side}
+    sides = {"baseline": (str(old.model), str(old.path)), "now": now.side}
     return tables.Page(COMMAND, sides, shown, verdict.notes, verdict.headline, changed)
 
 

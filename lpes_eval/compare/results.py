@@ -1,8 +1,4 @@
-"""One run of lm-eval, reduced to what is compared, and how it is read from what lm-eval wrote.
-
-lm-eval writes ``results_DATE.json`` and, with ``--log_samples``, ``samples_TASK_DATE.jsonl`` into a folder named after
-the model. Both are read once, into the objects below.
-"""
+"""One run of lm-eval as it is compared, read from ``results_DATE.json`` and ``samples_TASK_DATE.jsonl``."""
 
 from __future__ import annotations
 
@@ -27,10 +23,8 @@ if TYPE_CHECKING:
 
 DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 """The end of the stem of every file of one run."""
-
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
-
 SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 
@@ -43,7 +37,7 @@ class Model:
     parameters: int | None
 
     def __str__(self) -> str:
-        """Name it as a message does."""
+        """As a message names it."""
         size = "" if self.parameters is None else f", {self.parameters:,} parameters"
         return f"{self.kind} {self.name or '(its default model)'}{size}"
 
@@ -57,9 +51,8 @@ class Model:
 class Sample:
     """The answers to one question, as lm-eval logs them under one filter.
 
-    ``requests`` are its prompts, each with what else was sent (an ending, or options), ``answers`` what came back,
-    filtered, ``scores`` by the metric's name. ``document`` hashes the document and the expected answer, ``prompt`` the
-    first prompt.
+    ``requests`` are its prompts, each with what else was sent (an ending, or options), ``scores`` by the metric's name.
+    ``document`` hashes the document and the expected answer, ``prompt`` the first prompt.
     """
 
     doc: Any
@@ -102,12 +95,11 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run, or a group of tasks: its questions, and what it scored.
+    """One task of a run, or a group of tasks (``members``): its questions, and what it scored.
 
     ``data`` is what the metadata says of the examples. ``documents`` is a digest of lm-eval's hashes of all documents
     and expected answers, ``prompts`` one of all prompts; both are None where no samples were logged. ``metrics`` are
-    keyed ``METRIC,FILTER``, ``samples`` by filter. ``members`` are a group's tasks, ``positions`` those of the gold
-    item in percent, in the order of a sample's requests.
+    keyed ``METRIC,FILTER``, ``samples`` by filter. ``positions`` are in percent, as a sample's requests have them.
     """
 
     version: str
@@ -123,8 +115,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval: its file, the model, the factors as given, where the scores came from (date, packages, dtype,
-    hashes), the tasks, one factor a layer where the model says, and the seconds that it took.
+    """One run of lm-eval: its file, the model, the factors as given and for each layer, and where the scores came from
+    (date, packages, dtype, hashes).
 
     In ``tasks`` a group whose scores are all averages over its tasks' samples (mmlu) stands for them; ``subtasks`` are
     these tasks, and the groups whose scores are no such averages.
@@ -151,7 +143,7 @@ class Results:
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
-    """Say why the scores of two runs of a task may not be compared; None where they may.
+    """Why the scores of two runs of a task may not be compared; None where they may.
 
     The hashes of documents and prompts decide; where a run logged no samples, the metadata and the number of examples.
     """
@@ -173,7 +165,7 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each entry in which two nested mappings differ: its keys with spaces between, and both values or None."""
+    """Each entry in which two nested mappings differ: its keys with spaces between, and both values or None."""
     for key in sorted({*a, *b}):
         in_a, in_b = a.get(key), b.get(key)
         if isinstance(in_a, Mapping) or isinstance(in_b, Mapping):
@@ -193,14 +185,10 @@ def label_of(position: float) -> str:
     return f"{position:g} %"
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def read(path: str | Path) -> Results:
     """Read a run from its results JSON, or the newest run below a folder; samples from the files beside it.
 
-    Raises:
-        DataError: no such file, no results in the folder, or a file that lm-eval did not write.
+    ``DataError``: no such file, no results in the folder, or a file that lm-eval did not write.
     """
     path = Path(path)
     if path.is_dir():
@@ -240,6 +228,11 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
 def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -> Task:
     metadata = entry(raw, "configs", name, "metadata")
     lines = next(iter(samples.values()), [])  # every filter reads the same answers to the same prompts
+
+    def digest(of: str) -> str | None:
+        hashes = "\n".join(getattr(sample, of) for sample in lines)
+        return hashlib.sha256(hashes.encode()).hexdigest()[:16] if lines else None
+
     positions = metadata.get("positions")
     positions = [*map(float, positions)] if isinstance(positions, list) else []
     examples = entry(raw, "n-samples", name).get("effective")
@@ -248,24 +241,12 @@ def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -
         version=str(metadata.get("version", entry(raw, "versions").get(name))),
         data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
         examples=None if examples is None else int(examples),
-        documents=_digest(sample.document for sample in lines) if lines else None,
-        prompts=_digest(sample.prompt for sample in lines) if lines else None,
+        documents=digest("document"),
+        prompts=digest("prompt"),
         metrics=_metrics(entry(raw, "results", name), entry(raw, "higher_is_better", name), samples, positions),
         positions=positions,
         samples=samples,
     )
-
-
-def _reported(row: Mapping[str, Any], samples: Mapping[str, Sequence[Sample]]) -> dict[str, float]:
-    """Every score of a row of lm-eval's results by ``METRIC,FILTER``: all but the standard errors of others."""
-    scores = {}
-    for key, value in row.items():
-        name, comma, filter_name = key.partition(",")
-        of = f"{name.removesuffix('_stderr')},{filter_name}"
-        is_metric = any(name in sample.scores for sample in samples.get(filter_name, ()))  # whatever it is called
-        if comma and (of == key or of not in row or is_metric):
-            scores[key] = number(value)
-    return scores
 
 
 def _metrics(
@@ -275,14 +256,21 @@ def _metrics(
     positions: Sequence[float],
 ) -> dict[str, Metric]:
     """Every reported score, in one metric each: under its own name, or in that of its metric by position."""
-    scores, metrics = _reported(row, samples), dict[str, Metric]()
+    # what samples have a number of is a metric, whatever it is called
+    logged = {f"{name},{key}" for key, lines in samples.items() for sample in lines for name in sample.scores}
+    scores, metrics = dict[str, float](), dict[str, Metric]()
+    for key, value in row.items():  # all but the standard errors of others
+        name, comma, filter_name = key.partition(",")
+        of = f"{name.removesuffix('_stderr')},{filter_name}"
+        if comma and (of == key or of not in row or key in logged):
+            scores[key] = number(value)
 
     def add(key: str, keys: Mapping[str, str]) -> None:
         name, _, filter_name = key.partition(",")
-        lines = samples.get(filter_name, ())
-        columns = {
-            label: [sample.scores.get(of.partition(",")[0], math.nan) for sample in lines] for label, of in keys.items()
-        }
+        columns: dict[str, list[float]] = {}
+        for label, of in keys.items():
+            column = of.partition(",")[0]
+            columns[label] = [sample.scores.get(column, math.nan) for sample in samples.get(filter_name, ())]
         averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
         direction = directions.get(name)
         values = {label: scores[of] for label, of in keys.items()}
@@ -301,7 +289,7 @@ def _metrics(
         worst = max(values) if metrics[key].higher_is_better is False else min(values)
         for part, value in (("worst", worst), ("spread", max(values) - min(values))):
             of = f"{name}_{part},{filter_name}"
-            if math.isclose(scores.get(of, math.nan), value, abs_tol=1e-9):
+            if of not in logged and math.isclose(scores.get(of, math.nan), value, abs_tol=1e-9):
                 left.pop(of)
         for of in (key, *at.values()):
             left.pop(of)
@@ -395,17 +383,10 @@ def _sample(line: Mapping[str, Any]) -> Sample:
     )
 
 
-def _digest(hashes: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()[:16]
-
-
 def number(value: Any) -> float:
     """A score; NaN for what is none, such as lm-eval's ``"N/A"``, or too large to be one."""
     is_score = isinstance(value, int | float) and -1e100 < value < 1e100
     return float(value) if is_score else math.nan
-
-
-# --- where the scores came from ---------------------------------------------------------------------------------------
 
 
 def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -417,7 +398,7 @@ def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the model type said of its factors; nothing where it has none."""
+    """What the model type said of its factors."""
     factors = entry(raw, "config").get("factors")
     return factors if isinstance(factors, dict) else {}
 
@@ -440,16 +421,12 @@ def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Date, packages, the model's dtype and revision, and the hash of its factors."""
     date, config = raw.get("date"), entry(raw, "config")
     torch = re.search(r"PyTorch version: (\S+)", str(raw.get("pretty_env_info")))
-    said: dict[str, dict[str, Any]] = {
-        "packages": {
-            "lpes_eval": config.get("lpes_eval"),
-            "lm_eval": raw.get("lm_eval_version"),
-            "transformers": raw.get("transformers_version"),
-            "torch": torch and torch[1],
-        },
-        "model": {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
-        | {"factors": _factors(raw).get("sha256")},
+    packages = {name: raw.get(f"{name}_version") for name in ("lm_eval", "transformers")}
+    packages = {"lpes_eval": config.get("lpes_eval"), **packages, "torch": torch and torch[1]}
+    model = {key: config.get(f"model_{key}") for key in ("dtype", "revision", "sha")}
+    model["factors"] = _factors(raw).get("sha256")
+    return {
+        "date": datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None,
+        "packages": {name: value and str(value) for name, value in packages.items()},
+        "model": {name: value and str(value) for name, value in model.items()},
     }
-    texts = {kind: {key: value and str(value) for key, value in of_kind.items()} for kind, of_kind in said.items()}
-    day = datetime.fromtimestamp(date, UTC).isoformat(timespec="seconds") if isinstance(date, float) else None
-    return {"date": day, **texts}

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,9 +24,6 @@ SEED = 20260
 
 EXCHANGED_ALL = 14
 """Up to so many questions that differ, all exchanges of two runs are counted."""
-
-
-# --- one model --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,11 @@ def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
 def _bootstrapped(quantity: Quantity, scores: ArrayLike, replicates: int) -> Estimate:
     """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
     values = _checked(scores)
-    value = float(quantity(values.mean(axis=0), axis=-1))
-    if len(values) < 2:
-        return Estimate(value, math.nan)
-    draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
-    return Estimate(value, float(draws.std() * _bessel(len(values))))
+    value, error = float(quantity(values.mean(axis=0), axis=-1)), math.nan
+    if len(values) > 1:
+        draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
+        error = float(draws.std() * _bessel(len(values)))
+    return Estimate(value, error)
 
 
 def _for_lm_eval(estimate: Callable[[ArrayLike], Estimate], part: str) -> Callable[[ArrayLike], float | str]:
@@ -97,9 +95,6 @@ def interval(scores: Sequence[float]) -> tuple[float, float] | None:
         half = norm.ppf(0.975) * np.std(scores, ddof=1) / math.sqrt(n)
         low, high = np.mean(scores) - half, np.mean(scores) + half
     return float(low), float(high)
-
-
-# --- two models -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,27 +139,18 @@ def compare_paired(
     replicates: int = 10_000,
     seed: int = SEED,
 ) -> PairedComparison:
-    """Compare two models on the same questions at the same positions.
+    """Compare two models by their scores of the same questions at the same positions, (questions, positions).
 
-    Args:
-        a: scores of A, shape (questions, positions); ``b`` has those of B in the same order.
-        higher_is_better: says which position is the worst; each model's is its own.
-        confidence: coverage of the intervals.
-        replicates: bootstrap samples of questions, and exchanges of the models where not all are counted.
+    A position of scores that are all 0 or 1 has McNemar's exact test (Psychometrika 12, 1947) and the interval of
+    `paired_proportions_interval`; all else the interval ``d ± c`` of the paired bootstrap over questions, c the
+    quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988). p of averages is the share of all exchanges of the
+    models in some questions whose difference reaches ``|d|``; that of worst and spread the share of ``|d* − d|``, but
+    never below ``2^-(k-1)``, the least that k questions can show in an exchange.
 
-    Returns:
-        A position of scores that are all 0 or 1 has McNemar's exact test (Psychometrika 12, 1947) and the interval of
-        `paired_proportions_interval`; all else the interval ``d ± c`` of the paired bootstrap over questions, c the
-        quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988).
-
-        p of averages is the share of all exchanges of the models in some questions whose difference reaches ``|d|``;
-        that of worst and spread the share of ``|d* − d|``, but never below ``2^-(k-1)``, the least that k questions
-        can show in an exchange.
-
-    Raises:
-        ValueError: if the shapes differ, or a score is missing.
+    ``higher_is_better`` says which position is the worst; each model's is its own. ``replicates`` are bootstrap samples
+    of questions, and exchanges where not all are counted. ``ValueError`` where shapes differ or a score is missing.
     """
-    first, second = _paired(a, b)
+    first, second = _checked([a, b])
     questions, columns = first.shape
     means_a, means_b = first.mean(axis=0), second.mean(axis=0)
     drawn_a, drawn_b = np.hsplit(_resampled_means(np.hstack([first, second]), replicates, seed), 2)
@@ -209,7 +195,7 @@ def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
 
     That is 2.80 standard errors of the paired difference (Miller, arXiv 2411.00640); NaN of one question.
     """
-    first, second = _paired(a, b)
+    first, second = _checked([a, b])
     return 2.80 * mean_over_positions(second - first).stderr
 
 
@@ -236,9 +222,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-# --- two runs of one model --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Change:
     """How one quantity moved from a baseline to a new run.
@@ -263,13 +246,9 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     scores at one position this is McNemar's exact test, one-sided; elsewhere all exchanges are counted where there are
     few, or drawn at random, the one seen among them (Phipson & Smyth, arXiv 1603.05766).
 
-    Returns:
-        A change for each position and, for two positions or more, for their mean, the worst of them and their spread.
-
-    Raises:
-        ValueError: if the shapes differ, or a score is missing.
+    A change comes for each position and, for two positions or more, for their mean, the worst of them and their spread.
     """
-    first, second = _paired(old, new)
+    first, second = _checked([old, new])
     questions, columns = first.shape
     sign = -1.0 if higher_is_better else 1.0  # a change of this sign is one for the worse
 
@@ -310,23 +289,13 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     return tuple(changes)
 
 
-# --- what they share --------------------------------------------------------------------------------------------------
-
-
-def _checked(scores: ArrayLike) -> Array:
+def _checked(scores: Any) -> Array:
     values = np.asarray(scores, dtype=float)
-    if values.ndim != 2 or 0 in values.shape:
+    if values.ndim < 2 or 0 in values.shape:
         raise ValueError(f"scores must have the shape (questions, positions), at least one of each; got {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError("scores must be finite, one for every question at every position")
     return values
-
-
-def _paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
-    first, second = _checked(a), _checked(b)
-    if first.shape != second.shape:
-        raise ValueError(f"paired scores must have one shape; got {first.shape} and {second.shape}")
-    return first, second
 
 
 def _right_or_wrong(*scores: Array) -> bool:

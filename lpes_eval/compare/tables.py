@@ -30,6 +30,18 @@ class Table:
     left: int = 1
     data: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_text(self) -> str:
+        """For a terminal; where two runs have one value in all rows, a line says so."""
+        values = {value for row in self.rows for value in row[1:3]}
+        if self.header[1:3] == ("A", "B") and len(values) == 1:
+            return terminal(f"{self.title}: {values.pop()} in every row, A and B alike")
+        return f"{terminal(self.title)}\n{text_table(self.header, self.rows, self.left)}"
+
+    def to_markdown(self) -> str:
+        """In Markdown, without the title."""
+        rows = [[*map(markdown, row[: self.left]), *row[self.left :]] for row in self.rows]
+        return markdown_table(self.header, rows)
+
 
 @dataclass(frozen=True)
 class Page:
@@ -50,7 +62,7 @@ class Page:
         """Lay it out for a terminal."""
         width = max(map(len, self.sides), default=0)
         sides = [terminal(f"{side:<{width}}  {what}: {file}") for side, (what, file) in self.sides.items()]
-        tables, flips = ([_text(table) for table in group] for group in (self.tables, self.flips))
+        tables, flips = ([table.to_text() for table in group] for group in (self.tables, self.flips))
         parts = ["\n".join(sides), *tables, "\n".join(map(terminal, self.notes)), *flips, self.headline]
         return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -59,11 +71,11 @@ class Page:
         parts = [f"<!-- {files.marker(self.command)} -->"]
         parts += ["## " + ": ".join(filter(None, [self.command, self.headline]))]
         parts += ["\n".join(f"* {side}: {markdown(f'{what}: {file}')}" for side, (what, file) in self.sides.items())]
-        parts += [f"### {markdown(table.title)}\n\n{_markdown(table)}" for table in self.tables]
+        parts += [f"### {markdown(table.title)}\n\n{table.to_markdown()}" for table in self.tables]
         parts += ["\n".join(f"* {markdown(note)}" for note in self.notes)]
         for table in self.flips:
             summary = f"<details><summary>{markdown(table.title)}</summary>"
-            parts.append(f"{summary}\n\n{_markdown(table)}\n\n</details>")
+            parts.append(f"{summary}\n\n{table.to_markdown()}\n\n</details>")
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def to_json(self) -> str:
@@ -110,18 +122,14 @@ def add_outputs(parser: argparse.ArgumentParser, *forms: str) -> None:
 
 
 def check_outputs(command: str, arguments: argparse.Namespace) -> None:
-    """Refuse a file that the flags of `add_outputs` name and that this command may not replace, before work begins."""
+    """Refuse a file that the flags of `add_outputs` name and that this command may not replace."""
     for form in FORMS:
         if (target := getattr(arguments, form, None)) and target != "-":
             files.check_output(target, files.marker(command))
 
 
 def publish(page: Page, arguments: argparse.Namespace, *, text: bool = True) -> None:
-    """Write a page as the flags of `add_outputs` say, and as text where none of these is printed.
-
-    Raises:
-        UserError: if a file cannot be written, or is not this command's to replace.
-    """
+    """Write a page as the flags of `add_outputs` say, and as text where none of these is printed."""
     printed = []
     for form in FORMS:
         if target := getattr(arguments, form, None):
@@ -138,25 +146,12 @@ def publish(page: Page, arguments: argparse.Namespace, *, text: bool = True) -> 
 def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
     """Lay out a table in columns: the first ``left`` to the left, the others to the right."""
     lines = [[terminal(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = (
-        [cell.ljust(widths[i]) if i < left else cell.rjust(widths[i]) for i, cell in enumerate(row)] for row in lines
-    )
-    return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
-def _text(table: Table) -> str:
-    """A table for a terminal; where two runs have one value in all rows, a line says so."""
-    values = {value for row in table.rows for value in row[1:3]}
-    if table.header[1:3] == ("A", "B") and len(values) == 1:
-        return terminal(f"{table.title}: {values.pop()} in every row, A and B alike")
-    return f"{terminal(table.title)}\n{text_table(table.header, table.rows, table.left)}"
-
-
-def _markdown(table: Table) -> str:
-    left = table.left
-    return markdown_table(table.header, [[*map(markdown, row[:left]), *row[left:]] for row in table.rows])
+    for number, column in enumerate(zip(*lines, strict=True)):
+        width = max(map(len, column))
+        for row in lines:
+            row[number] = row[number].ljust(width) if number < left else row[number].rjust(width)
+    rule = ["-" * len(cell) for cell in lines[0]]
+    return "\n".join("  ".join(row).rstrip() for row in (lines[0], rule, *lines[1:]))
 
 
 def markdown_table(header: Sequence[str], rows: Rows) -> str:

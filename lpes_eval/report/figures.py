@@ -42,12 +42,6 @@ Line = tuple[str, int, Sequence[float], Sequence[tuple[float, float]]]
 """The factors of a name: its place among the colours, one factor a layer, and the control points of their curve."""
 
 
-def _style() -> Any:
-    from matplotlib import rc_context
-
-    return rc_context(STYLE)
-
-
 @dataclass(frozen=True)
 class Picture:
     """A figure, the name of its files, and its caption."""
@@ -75,6 +69,12 @@ class Picture:
         with _style():
             self.figure.savefig(file, format=kind, dpi=dpi, metadata=UNDATED.get(kind))
         return file.getvalue()
+
+
+def _style() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context(STYLE)
 
 
 class Drawing:

@@ -35,7 +35,7 @@ class Panel:
     """One metric of one task, on the same examples, in all the runs that have it."""
 
     title: str
-    runs: Mapping[Run, Metric]
+    runs: dict[Run, Metric]
 
     @property
     def by_position(self) -> bool:
@@ -106,27 +106,35 @@ class Search:
         return [entry for entry in scored if entry.prompts == most]
 
 
-def read(paths: Sequence[str | Path]) -> tuple[list[Run], list[Search], dict[str, Any]]:
-    """Read each path: results of lm-eval, the folder of a search, or of `attention`, whose data come by their names.
+@dataclass(frozen=True)
+class Contents:
+    """What a page shows; ``attentions`` by their names, ``notes`` on the runs that cannot be compared."""
 
-    Raises:
-        DataError: none of these.
-    """
+    runs: list[Run]
+    searches: list[Search]
+    attentions: dict[str, Any]
+    panels: list[Panel]
+    pairs: list[Pair]
+    notes: list[str]
+
+
+def read(paths: Sequence[str | Path], prompts_may_differ: bool = False) -> Contents:
+    """Read results of lm-eval, folders of searches and of `attention`; ``DataError`` where a path is none of these."""
+    given = [Path(path) for path in paths]
     runs: list[Run] = []
     searches: list[Search] = []
     attentions: dict[str, Any] = {}
-    given = [Path(path) for path in paths]
-    for name, path in zip(numbered([name_of(path) for path in given]), given, strict=True):
+    for name, path in zip(numbered([_name(path) for path in given]), given, strict=True):
         if (path / "journal.jsonl").is_file():
             searches.append(search(name, path))
         elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
             attentions[name] = _attention(file)
         else:
             runs.append(Run(name, results.read(path), len(runs)))
-    return runs, searches, attentions
+    return Contents(runs, searches, attentions, _panels(runs), *_pairs(runs, prompts_may_differ))
 
 
-def name_of(path: Path) -> str:
+def _name(path: Path) -> str:
     """What a run or search is called: as its folder."""
     name = path.resolve().name if path.is_dir() else results.DATE.sub("", path.stem)
     # as lm-eval names its file and README.md the folder of folders
@@ -139,36 +147,30 @@ def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
     return [name + number.format(n) if n > 1 else name for name, n in zip(names, counts, strict=True)]
 
 
-def panels(runs: Sequence[Run]) -> list[Panel]:
+def _panels(runs: Sequence[Run]) -> list[Panel]:
     """Group the runs' scores on the same examples, which may stand in one picture, whatever positions they have."""
-
-    def differ(a: Task, b: Task) -> bool:
-        a, b = (replace(task, data=task.data | {"positions": None}) for task in (a, b))
-        return mismatch(a, b, prompts_may_differ=True) is not None
-
     groups: list[tuple[str, dict[Run, Task]]] = []
     for run in runs:
         for name, task in run.results.tasks.items():
+            task = replace(task, data=task.data | {"positions": None})
             for known, tasks in groups:
-                if known == name and not any(differ(one, task) for one in tasks.values()):
+                if known == name and not any(mismatch(one, task, prompts_may_differ=True) for one in tasks.values()):
                     tasks[run] = task
                     break
             else:
                 groups.append((name, {run: task}))
-    made = []
-    for name, tasks in groups:
+    made: dict[tuple[int, str, bool], Panel] = {}
+    for number, (name, tasks) in enumerate(groups):
         data = next(iter(tasks.values())).data
         size = [f"{data[key]} {key.removeprefix('num_')}" for key in sorted(data) if key.startswith("num_")]
-        for key in dict.fromkeys(key for task in tasks.values() for key in task.metrics):
-            title = ", ".join([name, *size, key.removesuffix(",none")])
-            having = {run: task.metrics[key] for run, task in tasks.items() if key in task.metrics}
-            for whole in (False, True):  # with a score at each position, and with one alone
-                of_form = {run: metric for run, metric in having.items() if ("all" in metric.values) == whole}
-                made += [Panel(title, of_form)] if of_form else []
-    return made
+        for run, task in tasks.items():
+            for key, metric in task.metrics.items():
+                title = ", ".join([name, *size, key.removesuffix(",none")])
+                made.setdefault((number, key, "all" in metric.values), Panel(title, {})).runs[run] = metric
+    return list(made.values())
 
 
-def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
+def _pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
     """Each task of a run beside the first run before it that was asked the same; notes on what cannot be compared."""
     made: list[Pair] = []
     notes: list[str] = []
@@ -177,25 +179,23 @@ def pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[P
         alone = left.keys() - {name for a in runs[:i] for name in a.results.tasks}
         for a in runs[:i]:
             same = {}
-            for name, task in a.results.tasks.items():
-                if name not in left:
-                    continue
-                reason = mismatch(task, left[name], prompts_may_differ=prompts_may_differ)
-                if task.documents is None or left[name].documents is None:
+            for name in (name for name in a.results.tasks if name in left):
+                task, other = a.results.tasks[name], left[name]
+                reason = mismatch(task, other, prompts_may_differ=prompts_may_differ)
+                if task.documents is None or other.documents is None:
                     reason = "no samples were logged (lm_eval --log_samples)"
                 if reason:
                     notes.append(f"{a.name} and {b.name}, {name}: {reason}.")
                 else:
                     same[name] = task
-            if same:
-                theirs = {name: task for name, task in left.items() if name in {*same, *alone}}
-                both = replace(a.results, tasks=same), replace(b.results, tasks=theirs)
-                try:
+            theirs = {name: task for name, task in left.items() if name in {*same, *alone}}
+            both = replace(a.results, tasks=same), replace(b.results, tasks=theirs)
+            try:
+                if same:
                     made.append(Pair(a, b, compare(*both, prompts_may_differ=prompts_may_differ)))
-                except UserError as error:
-                    notes.append(f"{a.name} and {b.name}: {error}.")
-                else:
                     left = {name: task for name, task in left.items() if name not in theirs}
+            except UserError as error:
+                notes.append(f"{a.name} and {b.name}: {error}.")
     return made, notes
 
 
@@ -210,14 +210,13 @@ def search(name: str, folder: Path) -> Search:
     measured = [entry for entry in reading.entries.values() if not entry.failed]
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
     individuals = [entry for entry in measured if entry.generation is not None]
-    plain = measured[0] if measured else None
-    return Search(name, folder, flags, plain, individuals, files[0] if files else None, finished(folder), lower)
+    plain, best = next(iter(measured), None), next(iter(files), None)
+    return Search(name, folder, flags, plain, individuals, best, finished(folder), lower)
 
 
 def finished(folder: Path) -> bool:
     """Whether a search has written its result."""
-    report = folder / "report.json"
-    if not report.is_file():
+    if not (report := folder / "report.json").is_file():
         return False
     with well_formed(report, *NO_SEARCH):
         return bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))

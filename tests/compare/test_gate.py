@@ -8,17 +8,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import statistics_checks as simulated
-from benchmarks.statistics_checks import task_of
 from lpes_eval.compare import gate
 from lpes_eval.compare.gate import Outcome
 from lpes_eval.compare.regress import page_of
 from lpes_eval.compare.results import Metric, Results, Task
-
-
-def run_with(**tasks):
-    """A run of tasks, each given by its scores or ready-made, without files."""
-    return simulated.as_run({name: task if isinstance(task, Task) else task_of(task) for name, task in tasks.items()})
+from simulated import chances, draw, run_with, task_of
 
 
 def regress(old, new, **options):
@@ -41,16 +35,13 @@ def suite_of(verdict):
 
 def metric_of(scores, direction=True):
     """A metric without positions; ``scores`` may be a list, one a question, or a number that is no average."""
-    if isinstance(scores, list):
-        return Metric(direction, {"all": sum(scores) / len(scores)}, {"all": scores})
-    return Metric(direction, {"all": scores}, None)
+    averaged = isinstance(scores, list)
+    value = sum(scores) / len(scores) if averaged else scores
+    return Metric(direction, {"all": value}, {"all": scores} if averaged else None)
 
 
 def task_with(**metrics):
     return Task("1", {}, 20, "d", "p", {f"{name},none": metric for name, metric in metrics.items()})
-
-
-# --- every score has a row ---
 
 
 @pytest.mark.parametrize("labels", [["all"], ["0 %", "33 %", "100 %"]])
@@ -74,11 +65,9 @@ def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, d
         new = run_with(toy=task_with(f1=fallen), other=task_with(acc=metric_of([1.0] * 20)))
         verdict = regress(old, new, strict=strict)
         *rows, other = verdict.rows
-        summaries = ["mean", "worst", "spread"] if len(labels) > 1 else []
-        assert [(row.task, row.metric, row.label) for row in rows] == [
-            ("toy", "f1,none", each) for each in [*labels, *summaries]
-        ]
-        [row] = [row for row in rows if row.label == label]
+        expected = [*labels, *(["mean", "worst", "spread"] if len(labels) > 1 else [])]
+        assert [(row.task, row.metric, row.label) for row in rows] == [("toy", "f1,none", each) for each in expected]
+        row = rows[labels.index(label)]
         assert row.outcome == (Outcome.WORSE if by_question else Outcome.NOT_TESTABLE)
         assert row.fails == (strict or bool(by_question))
         assert (other.task, other.outcome) == ("other", Outcome.BETTER)
@@ -95,9 +84,6 @@ def test_what_the_run_lacks_is_missing_and_fails():
     assert "Not in the baseline, not tested: more." in verdict.notes
     with pytest.raises(gate.NotComparable, match="the baseline has toy, the run has not"):
         regress(np.ones((20, 1)), run_with(other=np.ones((20, 1))))
-
-
-# --- what it catches, and what it does not ---
 
 
 def test_a_wider_spread_is_caught_where_no_score_fell_and_what_rose_is_better():
@@ -132,10 +118,7 @@ def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
     """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
     rng = np.random.default_rng(2)
     old, new = np.full((500, 5), 0.80), np.full((500, 5), 0.75)
-    assert sum(regress(simulated.draw(rng, old), simulated.draw(rng, new)).failed for _ in range(8)) >= 7
-
-
-# --- the largest drop, and what cannot be tested ---
+    assert sum(regress(draw(rng, old), draw(rng, new)).failed for _ in range(8)) >= 7
 
 
 def lost(questions, of=20):
@@ -155,10 +138,8 @@ def test_a_loss_that_chance_allows_fails_by_its_size():
     verdict = regress(*lost(9), max_drop=0.1)
     [(label, *_, allowed, _, outcome)] = [row for row in page_of(verdict).tables[0].rows if "by size" in row[-1]]
     assert (label, allowed, outcome) == ("mean", "-0.1000", "WORSE by size")
-    assert verdict.headline == (
-        "1 of 8 scores got worse "
-        "(8 tested; a mere rerun fails at most once in 100, or wherever a mean drops by more than 0.1)"
-    )
+    promise = "a mere rerun fails at most once in 100, or wherever a mean drops by more than 0.1"
+    assert verdict.headline == f"1 of 8 scores got worse (8 tested; {promise})"
     assert [case.get("name") for case in suite_of(verdict) if case.find("failure") is not None] == ["mean"]
     for change in (-0.5, 0.5):  # lower is better; six questions are one too few for the test
         sides = (np.array([[first]] * 6 + [[0.5]] * 14) for first in (0.5, 0.5 + change))
@@ -180,10 +161,10 @@ def test_each_task_sees_the_loss_of_as_many_answers_as_is_said_and_of_no_fewer()
     whole = {name: np.ones((n, 1 if n < 10 else 3)) for name, n in (("few", 8), ("some", 24), ("many", 200))}
     old = run_with(**whole)
     verdict = regress(old, old)
-    assert verdict.notes == (
+    assert verdict.notes == [
         "13 tests at 0.00077 each: of n questions, a loss of fewer than 11 cannot be told from chance.",
         "few, acc: not testable, fewer than 11 questions.",
-    )
+    ]
     assert outcomes(verdict) == ["not testable"] + ["ok"] * 12
     assert (verdict.failed, suite_of(verdict).get("skipped")) == (False, "1")
     assert suite_of(regress(old, old, strict=True)).get("failures") == "1"
@@ -230,20 +211,17 @@ def test_a_score_that_is_no_average_is_excused_where_its_samples_are_tested_and_
     assert failing(regress(alone, alone, strict=True)) == ["all"]
 
 
-# --- false alarms ---
-
-
 @pytest.mark.parametrize(("sizes", "noise"), [((8, 24), None), ((24, 24, 24), None), ((120,), 0.02)])
 def test_false_alarms_stay_below_alpha_over_tasks_of_any_size_and_any_noise(sizes, noise):
     """At alpha 0.1, reruns of which answers flip, or all are drawn anew: of 60, 6 may fail; 13 would be p < 0.01."""
     rng = np.random.default_rng(sum(sizes))
-    chances = [simulated.chances(rng, np.array([0.9, 0.6, 0.8]), questions=n)[0] for n in sizes]
-    truths = [simulated.draw(rng, chance) for chance in chances]
+    of_tasks = [chances(rng, [0.9, 0.6, 0.8], questions=n)[0] for n in sizes]
+    truths = [draw(rng, chance) for chance in of_tasks]
 
     def run():
-        drawn = [simulated.draw(rng, chance) for chance in chances]
+        drawn = [draw(rng, chance) for chance in of_tasks]
         if noise is not None:
-            drawn = [simulated.flipped(rng, truth, noise) for truth in truths]
+            drawn = [np.where(rng.random(truth.shape) < noise, 1 - truth, truth) for truth in truths]
         return run_with(**{f"task{i}": scores for i, scores in enumerate(drawn)})
 
     assert sum(regress(run(), run(), alpha=0.1).failed for _ in range(60)) <= 12

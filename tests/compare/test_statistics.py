@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.statistics_checks import chances, covered, draw
 from lpes_eval.compare import statistics as st
+from simulated import chances, draw
 
 
 def answers(questions, accuracies, seed=0, runs=1):
     """Right-or-wrong answers of one model, correlated over positions through each question's difficulty."""
     rng = np.random.default_rng(seed)
-    (chance,) = chances(rng, np.array(accuracies), questions=questions)
+    (chance,) = chances(rng, accuracies, questions=questions)
     drawn = [draw(rng, chance) for _ in range(runs)]
     return drawn[0] if runs == 1 else drawn
-
-
-# --- standard errors ---
 
 
 def test_standard_error_of_the_mean_is_that_of_the_questions_own_averages():
@@ -49,13 +46,8 @@ def test_worst_and_spread_far_apart_have_the_errors_of_the_positions_they_come_f
 def test_lm_eval_is_given_these_numbers_also_where_little_is_known():
     scores = answers(30, [0.6, 0.9]).tolist()
     worst, spread = st.worst_position(scores), st.spread(scores)
-    given = {name: aggregate(scores) for name, aggregate in st.OVER_POSITIONS.items()}
-    assert given == {
-        "worst": worst.value,
-        "worst_stderr": worst.stderr,
-        "spread": spread.value,
-        "spread_stderr": spread.stderr,
-    }
+    given = [aggregate(scores) for aggregate in st.OVER_POSITIONS.values()]
+    assert given == [worst.value, worst.stderr, spread.value, spread.stderr]
     of_one = {name: aggregate([[1.0, 0.0]]) for name, aggregate in st.OVER_POSITIONS.items()}
     assert of_one == {"worst": 0.0, "worst_stderr": "N/A", "spread": 1.0, "spread_stderr": "N/A"}
     one_position = np.array(scores)[:, :1]
@@ -72,9 +64,6 @@ def test_lm_eval_is_given_these_numbers_also_where_little_is_known():
 def test_scores_that_have_no_summary_are_refused(scores, message):
     with pytest.raises(ValueError, match=message):
         st.spread(scores)
-
-
-# --- two models ---
 
 
 def test_interval_of_paired_proportions_covers_where_the_plain_wald_interval_does_not():
@@ -99,8 +88,7 @@ def test_paired_differences_count_each_question_against_itself():
     a, b = answers(80, [0.6, 0.7], seed=1, runs=2)
     found = st.compare_paired(a, b)
     for column, difference in enumerate(found.positions):
-        losses = int(((a == 1) & (b == 0))[:, column].sum())
-        gains = int(((a == 0) & (b == 1))[:, column].sum())
+        losses, gains = (int((one > other)[:, column].sum()) for one, other in ((a, b), (b, a)))
         assert difference.difference == pytest.approx((gains - losses) / 80)
         assert difference.p == pytest.approx(stats.binomtest(losses, losses + gains, 0.5).pvalue)
         assert difference.method == "mcnemar"
@@ -153,10 +141,20 @@ def test_the_smallest_effect_is_found_in_four_of_five_comparisons():
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
-    of_a, of_b = np.array([0.9, 0.6, 0.75]), np.array([0.9, 0.75, 0.8])
-    shares, *_ = covered(150, of_a, of_b, questions=150, replicates=300)
-    assert all(share >= 0.91 for share in shares.values()), shares
-    assert shares["mean"] <= 0.985
+    """150 pairs of models, of 150 questions; the truth is that of 40,000."""
+    accuracies, covered = ([0.9, 0.6, 0.75], [0.9, 0.75, 0.8]), []
+    of_a, of_b = (chance.mean(axis=0) for chance in chances(np.random.default_rng(0), *accuracies, questions=40_000))
+    truth = np.array([*(of_b - of_a), (of_b - of_a).mean(), of_b.min() - of_a.min(), np.ptp(of_b) - np.ptp(of_a)])
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        a, b = (draw(rng, chance) for chance in chances(rng, *accuracies, questions=150))
+        found = st.compare_paired(a, b, replicates=300, seed=seed)
+        ends = [(one.low, one.high) for one in (*found.positions, found.mean, found.worst, found.spread)]
+        low, high = np.transpose(ends)
+        covered.append((low <= truth) & (truth <= high))
+    shares = np.mean(covered, axis=0)
+    assert (shares >= 0.91).all(), shares
+    assert shares[3] <= 0.985
 
 
 def test_equal_runs_differ_by_nothing_and_one_question_shows_nothing():
@@ -175,9 +173,6 @@ def test_holm_gives_the_values_of_r():
     """p.adjust(c(0.04, 0.01, 0.03, NA, 0.05, 0.02), "holm") of R, which does not count what was not tested."""
     expected = [0.09, 0.05, 0.09, math.nan, 0.09, 0.08]
     assert st.holm([0.04, 0.01, 0.03, math.nan, 0.05, 0.02]) == pytest.approx(expected, nan_ok=True)
-
-
-# --- two runs of one model ---
 
 
 @pytest.mark.parametrize("level", [0.3, 0.05])
@@ -199,7 +194,7 @@ def test_exchange_test_agrees_with_all_exchanges_written_out(level):
 
 def test_exchange_test_of_one_position_is_one_sided_mcnemar():
     old, new = answers(100, [0.6, 0.6], seed=3, runs=2)
-    losses, gains = int(((old > new)[:, 0]).sum()), int(((new > old)[:, 0]).sum())
+    losses, gains = (int((one > other)[:, 0].sum()) for one, other in ((old, new), (new, old)))
     expected = stats.binomtest(losses, losses + gains, 0.5, alternative="greater").pvalue
     assert st.rerun_changes(old, new, 0.05)[0].p == pytest.approx(expected)
     drawn = st.rerun_changes(old * 3, new * 3, 0.05)[0]  # 0 and 3: no longer right or wrong

@@ -1,6 +1,5 @@
 """A report, written and read."""
 
-import json
 from html.parser import HTMLParser
 
 import pytest
@@ -9,23 +8,26 @@ from lpes_eval import cli
 
 
 class Page(HTMLParser):
-    """What a browser finds in a page: its elements, its visible text, its data."""
+    """What a browser finds in a page: its elements, its visible text, and the cells of each row of its tables."""
 
     def __init__(self, html):
         super().__init__()
-        self.elements, self.text, self.data, self._in = [], "", "", ""
+        self.elements, self.text, self.rows, self._in = [], "", [], ""
         self.feed(html)
-        self.data = json.loads(self.data)
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
-        self._in = tag if tag != "script" else str(dict(attributes).get("id"))
+        self._in = tag
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
 
     def handle_data(self, text):
-        if self._in == "data":
-            self.data += text
-        elif self._in not in ("style", "None"):
+        if self._in != "style":
             self.text += text
+        if self._in in ("td", "th"):
+            self.rows[-1][-1] += text
 
     def handle_endtag(self, tag):
         self._in = ""

@@ -124,16 +124,17 @@ def test_the_best_so_far_was_measured_to_the_end_and_is_of_those_asked_as_much(c
 @pytest.mark.parametrize(
     "lines",
     [
-        ["[]"],
-        [json.dumps(individual(0, 0.5))],
-        [json.dumps({"settings": SETTINGS}), "[]"],
-        [json.dumps({"settings": SETTINGS}), json.dumps(individual(0, 0.5) | {"fitness": None})],
-        [json.dumps({"settings": SETTINGS}), json.dumps(individual(0, 0.5, scores={"toy": "1"}))],
+        [[]],
+        [individual(0, 0.5)],
+        [{"settings": SETTINGS}, []],
+        [{"settings": SETTINGS}, individual(0, 0.5) | {"fitness": None}],
+        [{"settings": SETTINGS}, individual(0, 0.5, scores={"toy": "1"})],
     ],
 )
 def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, command, lines, capsys):
     folder = write_search(tmp_path / "run-0", [individual(0, 0.6)])
-    (folder / "journal.jsonl").write_text("\n".join([*lines, json.dumps(individual(1, 0.5)), ""]))
+    lines = map(json.dumps, [*lines, individual(1, 0.5)])
+    (folder / "journal.jsonl").write_text("\n".join([*lines, ""]))
     assert cli.main([command, str(folder), *(["-o", str(tmp_path / "r.html")] if command == "report" else [])]) == 2
     assert str(folder / "journal.jsonl") in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
