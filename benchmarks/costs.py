@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="reference", help=f"{', '.join(SHAPES)}, a folder, or a name on the Hub")
-    add("--methods", nargs="+", choices=METHODS, default=METHODS)
+    add("--methods", nargs="*", choices=METHODS, default=METHODS, help="none: the individual and the command alone")
     add("--lengths", type=at_least(1), nargs="+", default=[512, 1500], help="of prompts, in tokens")
     add("--batch", type=at_least(1), default=1, help="prompts of a forward")
     add("--new_tokens", type=at_least(1), default=16, help="decoding steps")

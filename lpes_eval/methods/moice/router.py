@@ -132,8 +132,9 @@ def read(path: str | Path) -> Router:
             raise ValueError(f"version {version} of the format, expected {VERSION}")
         data.pop("weights_sha256", None)  # which the router of the reference model has
         config = RouterConfig(**data)
-        if tensors["w1"].shape[:2] != (config.layers, config.head_dim):  # what a damaged file claims gets no memory
-            raise ValueError(f"tensor 'w1' of shape {tuple(tensors['w1'].shape)}, expected that of {config.shape}")
+        expected = (config.layers, config.head_dim, len(config.bases))
+        if tensors["w1"].shape != expected:  # what a damaged file claims is not made room for
+            raise ValueError(f"tensor 'w1' of shape {tuple(tensors['w1'].shape)}, expected {expected}")
         router = Router(config)
         for name, weight in router.named_parameters():
             found, shape = tensors[name], tuple(weight.shape)

@@ -51,8 +51,8 @@ class Toy(PositionTask):
     def target(self, doc, position):
         return doc["answer"]
 
-    def score(self, doc, position, answer):
-        return process_results(doc, [answer])[self.METRIC]
+    def metric(self, answer, target):
+        return process_results({}, [answer])[self.METRIC]
 
 
 class Lucky(Toy):
