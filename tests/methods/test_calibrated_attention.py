@@ -83,9 +83,9 @@ def slow_logits(lm, ids, spans, scales, end):
         return model(ids).logits
 
 
-@pytest.mark.parametrize(("task", "size"), [("mdqa_pos", {"num_documents": 4}), ("kv_retrieval", {"num_keys": 7})])
+@pytest.mark.parametrize(("task", "size"), [("mdqa_pos", {"num_documents": 2}), ("kv_retrieval", {"num_keys": 7})])
 def test_logits_are_those_of_a_slow_implementation_with_a_cache_and_without(lm, plain, task, size):
-    for request in requests_of(task, **size)[:2]:
+    for request in requests_of(task, **size)[1:2]:
         segments = request.segments()
         places, scales = lm.calibrate(request)
         spans = spans_of(plain, segments)
@@ -123,14 +123,14 @@ def test_without_documents_the_model_is_the_plain_one(lm, plain):
 
 
 def test_a_batch_is_answered_as_its_prompts_are_alone(lm):
-    requests = requests_of("kv_retrieval", num_keys=7) + requests_of("mdqa_pos", num_documents=3)
+    requests = requests_of("kv_retrieval", num_keys=5)[:2] + requests_of("mdqa_pos", num_documents=2)[:1]
     assert lm.generate_until(requests, disable_tqdm=True) == [
         lm.generate_until([request], disable_tqdm=True)[0] for request in requests
     ]
 
 
 def test_lm_eval_answers_with_it(lm, task_manager):
-    results = evaluate(lm, task_manager, limit=1)
+    results = evaluate(lm, task_manager, limit=1, num_keys=4)
     assert results["config"]["method"] == {"name": "calibrated_attention", "temperature": 0.003}
     assert [len(resps) for _, _, resps in answers(results)] == [2]
 
