@@ -118,13 +118,11 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
         if cap is not None:
             message = f"the window of {window} tokens leaves {free} for a prompt, not {cap}: prompts are cut further"
             warning_once(logger, message)
-        limit, why = (
-            free,
-            (
-                f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
-                "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
-                "(--model_args max_length=N)"
-            ),
+        limit = free
+        why = (
+            f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
+            "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
+            "(--model_args max_length=N)"
         )
     if not callable(tokenizer):  # tiktoken's and the remote ones can only encode
         return Budget(limit, why, tokenizer.encode)
