@@ -90,7 +90,13 @@ def lengths(task: str, size: str, unit: str, sizes: Sequence[int]) -> list[list[
 SMALLER = "pretrained=reference-kv"
 TABLES: dict[str, list[list[Row]]] = {
     "kv_retrieval": [methods("kv_retrieval", 1.0)],
-    "mdqa_pos": [methods("mdqa_pos", 1.15)],
+    "mdqa_pos": [
+        [
+            *methods("mdqa_pos", 1.15),
+            Row("STRING", "mdqa_pos", 50, model="string"),
+            Row("attention sorting", "mdqa_pos", 16, model="attention_sorting"),
+        ]
+    ],
     "smaller": [
         [
             Row("plain", "kv_retrieval", 100, SMALLER),
