@@ -56,11 +56,13 @@ class Diagnosis:
 
     def load(self) -> None:
         """Load the model and the searches, and build each task at half its length, at its own and at twice it."""
+        from lpes_eval.harness import plugin
         from search import run
         from search.tasks import check_names
 
         lm = None
         check_names(self.args.tasks)
+        plugin.check_examples(self.args.tasks, self.args.model_args, self.args.metadata)  # of all, before the model
         print(f"Loading {self.args.pretrained}", flush=True)
         for task in dict.fromkeys(self.args.tasks):
             search = self.searches[task] = run.load(config.parse(search_words(self.args, task)), lm, Map)

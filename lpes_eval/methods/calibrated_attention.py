@@ -130,8 +130,8 @@ class Calibration(Interception):
 class CalibratedAttention(DocumentsLM):
     """``hf`` with calibrated attention; its arguments are those of ``hf`` and of ``Calibration``.
 
-    It answers ``generate_until`` requests of tasks by position, one by one: a pass over the prompt for each document,
-    and two more.
+    It answers ``generate_until`` requests of tasks by position, one by one. Before each answer it passes over the
+    prompt once for each document, and once more.
     """
 
     title = Calibration.name
@@ -155,12 +155,13 @@ class CalibratedAttention(DocumentsLM):
             ids, starts = located(self, before + join(segments) + after)
             return ids, [item if item < count else -1 for item in items_of(starts, segments, len(before))]
 
-        def attention(segments: Sequence[Segment]) -> Tensor:
-            return self.method.attention(self.model, *read(segments), count)
-
-        with_dummies = ([*segments[:k], dummy_of(one), *segments[k + 1 :]] for k, one in enumerate(segments))
-        of_dummies = [attention(changed)[k - 1] for k, changed in enumerate(with_dummies) if 0 < k <= count]
-        return read(segments)[1], self.method.scales(attention(segments), torch.stack(of_dummies))
+        of_dummies = []
+        for k in range(1, count + 1):
+            changed = [*segments[:k], dummy_of(segments[k]), *segments[k + 1 :]]
+            of_dummies.append(self.method.attention(self.model, *read(changed), count)[k - 1])
+        ids, places = read(segments)
+        attention = self.method.attention(self.model, ids, places, count)
+        return places, self.method.scales(attention, torch.stack(of_dummies))
 
 
 def dummy_of(document: Segment) -> Segment:

@@ -111,6 +111,11 @@ def test_lengths_that_a_file_does_not_have_are_left_out(tmp_path, capsys):
     said = json.loads((tmp_path / "own" / "diagnosis.json").read_text())
     assert [one["length"] for one in said["lengths"]] == ["num_keys=8"]
     assert "num_keys=4" in capsys.readouterr().out
+    both = ("--tasks", "kv_retrieval,mdqa_pos", "--metadata", f"num_keys=8,data_dir={tmp_path}")
+    assert command(tmp_path / "both", *both) == 2
+    printed = capsys.readouterr()
+    assert "nq-open" in printed.err
+    assert "Loading" not in printed.out
 
 
 @pytest.mark.parametrize(
