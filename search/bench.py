@@ -58,7 +58,7 @@ class Bench:
         if job.measure == "likelihood":
             measured = evaluator.likelihood(job.factors, part)
         else:
-            measured = evaluator(job.factors, job.cutoff, part)
+            measured = evaluator(job.factors, job.cutoff, part, settle=job.settle)
         per_layer = job.factors.per_layer(evaluator.num_layers)
         if job.split == "search" and not math.isfinite(measured.fitness):
             bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))

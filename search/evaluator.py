@@ -28,6 +28,8 @@ from lpes_eval.engine import engine_for
 from lpes_eval.engine.limits import draws
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.factors import Factors
+from lpes_eval.harness.task import PositionTask
+from search.answer_loss import gold_answer, log_likelihoods
 from search.early_stopping import Race
 from search.journal import sha256
 from search.space import Cutoff, Examples
@@ -147,11 +149,16 @@ class Evaluator:
         return written and "engine" not in self.engine.identity
 
     def __call__(
-        self, factors: Sequence[float] | Factors, cutoff: Cutoff | None = None, part: Sequence[int] | None = None
+        self,
+        factors: Sequence[float] | Factors,
+        cutoff: Cutoff | None = None,
+        part: Sequence[int] | None = None,
+        settle: bool = False,
     ) -> Measured:
         """Measure the model with ``factors``, one a layer or as in a file, which stay applied.
 
-        ``part`` are the questions to ask, by number (by default all), ``cutoff`` says when to give up.
+        ``part`` are the questions to ask, by number (by default all), ``cutoff`` says when to give up. With ``settle``
+        answers end, and count as cut, once nothing can change their score (``PositionTask.settled``).
         """
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
         race, order = None, None if part is None else self.in_order(part)
@@ -160,20 +167,39 @@ class Evaluator:
             order = self.in_order(race.order)
         start = time.perf_counter()
         self.engine.set_factors(factors.per_layer(self.num_layers))
-        answers, examples = self._answers(order, race)
+        answers, examples = self._answers(order, race, self._settled if settle else None)
         seconds = time.perf_counter() - start
         if race is not None and race.over:
             return Measured(*race.partial, {}, seconds, stopped_after=race.asked)
         ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
         return self.score(examples, seconds, ended)
 
-    def _answers(self, order: Order | None, race: _Racing | None) -> tuple[list[Any], dict[str, list[Any]]]:
+    @cached_property
+    def _places(self) -> dict[int, tuple[Objective, float]]:
+        """Of the requests of tasks by position: the objective, and where the gold item stands."""
+        places = {}
+        for objective in self.objectives:
+            if isinstance(objective.task, PositionTask) and objective.by_position:
+                for number in range(len(objective.docs)):
+                    for i in self._numbers[objective.name, number]:
+                        places[i] = objective, objective.task.positions[self._requests[i].idx]
+        return places
+
+    def _settled(self, i: int, answer: str) -> bool:
+        """Whether nothing can change the score of a request's answer any more."""
+        if i not in self._places or (objective := self._places[i][0]).filter != "none":
+            return False
+        return objective.task.settled(objective.metric, self._requests[i].doc, self._places[i][1], answer)
+
+    def _answers(
+        self, order: Order | None, race: _Racing | None, settled: Callable[[int, str], bool] | None
+    ) -> tuple[list[Any], dict[str, list[Any]]]:
         """The responses to every request (none where it was not asked), and each column's metric for every example."""
         answers: list[Any] = [[] for _ in self._requests]
         scored: dict[tuple[str, int], Mapping[str, Any]] = {}
         total = len(answers) if order is None else sum(map(len, order))
         answered = checked = 0
-        for batch in self.engine.answer(order, may_stop=race is not None):
+        for batch in self.engine.answer(order, may_stop=race is not None, settled=settled):
             for i, responses in batch.items():
                 answers[i] = responses
             answered += len(batch)
@@ -228,8 +254,6 @@ class Evaluator:
 
     def likelihood(self, factors: Sequence[float] | Factors, part: Sequence[int] | None = None) -> Measured:
         """The mean log-likelihood of the reference answers' tokens as the scores: one pass a prompt, no decoding."""
-        from search.answer_loss import gold_answer, log_likelihoods
-
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
         start = time.perf_counter()
         self.engine.set_factors(factors.per_layer(self.num_layers))
@@ -249,7 +273,7 @@ class Evaluator:
         self.engine.set_factors([1.0] * self.num_layers)
         order = self.in_order(rng.shuffled(range(len(self.questions)), rng.stream("time")))
         start = time.perf_counter()
-        batches = islice(self.engine.answer(order, may_stop=True), 2)
+        batches = islice(self.engine.answer(order, may_stop=True, settled=self._settled), 2)
         return sum(map(len, batches)), time.perf_counter() - start
 
     @cached_property

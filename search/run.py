@@ -148,7 +148,7 @@ class Search:
 
     def _job(self, individual: Individual, generation: Generation) -> Job:
         factors, part, measure = self.factors(individual), generation.part, generation.measure
-        job = Job(factors, part=part, measure=measure, cutoff=self._cutoff(generation))
+        job = Job(factors, part=part, measure=measure, cutoff=self._cutoff(generation), settle=self.settles)
         if measure != "score" or part is not None:
             return job
         guarded_above = self.plain.fitness + 1e-9  # sums are rounded
@@ -191,6 +191,11 @@ class Search:
         gains = [entry.fitness - self.plain_on(entry.examples) for entry in uniform]
         gain, best = max(zip(gains, uniform, strict=True), key=lambda pair: pair[0])
         return self.uniform(best.factor) if gain > 1e-9 and best.factor is not None else None
+
+    @property
+    def settles(self) -> bool:
+        """Whether answers need not go on once their score is settled: none of the plain model's ends by itself."""
+        return not any(self.plain.ended)
 
     def plain_on(self, examples: Mapping[str, Sequence[Any]]) -> float:
         """The plain model's fitness on the questions that others were asked."""

@@ -119,6 +119,8 @@ class Job:
     measure: str = "score"
     """``score``, or ``likelihood`` of the reference answers."""
     cutoff: Cutoff | None = None
+    settle: bool = False
+    """Whether answers need not go on once their score is settled."""
     guarded_above: float = math.inf
     """The fitness above which the guards are measured too."""
     plain_rows: Mapping[str, Sequence[float | None]] | None = field(default=None, repr=False)

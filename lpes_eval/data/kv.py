@@ -137,8 +137,8 @@ def first_value_accuracy(answer: str, records: Sequence[Record], key: str, value
     """
     texts = {text for record in records for text in record if not re.fullmatch(_UUID_LIKE, text)}
     pattern = "|".join([_UUID_LIKE, *map(re.escape, sorted(texts, key=len, reverse=True))])
-    found = [text.lower() for text in re.findall(pattern, answer, re.IGNORECASE)]
-    first, second, third = (*found, "", "", "")[:3]
+    values = [text.lower() for text in re.findall(pattern, answer, re.IGNORECASE)]
+    first, second, third = (*values, "", "", "")[:3]
     key, value = key.lower(), value.lower()
     return float(first == value or ((first, second) == (key, value) and (third == value or key.startswith(third))))
 
@@ -172,6 +172,17 @@ class Task(PositionTask):
         """Whether the answer gives the value first."""
         records, gold = Question(**doc).at(position)
         return first_value_accuracy(answer, records, *records[gold])
+
+    def settled(self, metric: str, doc: dict[str, Any], position: float, answer: str) -> bool:
+        """Where the value is there or, for ``first_value_acc`` of UUIDs, another one stands before it."""
+        records, gold = Question(**doc).at(position)
+        key, value = (text.lower() for text in records[gold])
+        if metric == self.METRIC and value in answer.lower():
+            return True
+        if metric != self.STRICT or not all(re.fullmatch(_UUID_LIKE, text) for pair in records for text in pair):
+            return False
+        whole = [m[0].lower() for m in re.finditer(_UUID_LIKE, answer, re.IGNORECASE) if m.end() < len(answer)]
+        return len(whole) > (0 if whole[:1] != [key] else 1 if whole[1:2] != [value] else 2)
 
     def written(self, doc: dict[str, Any], position: float) -> str:
         """In quotes, as it stands in the prompt."""

@@ -173,3 +173,8 @@ class Task(PositionTask):
     load = staticmethod(load)
     example = Example.of
     metric = staticmethod(best_subspan_em)
+
+    def settled(self, metric: str, doc: dict[str, Any], position: float, answer: str) -> bool:
+        """Where the first line is complete, or its complete words have a reference answer."""
+        words, _, _ = answer.rpartition(" ")
+        return metric == self.METRIC and ("\n" in answer or best_subspan_em(words, self.target(doc, position)) == 1)

@@ -20,7 +20,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 from lpes_eval import rope
-from lpes_eval.engine.harness import Answers, HarnessEngine, Order
+from lpes_eval.engine.harness import Answers, HarnessEngine, Order, Settled
 from lpes_eval.engine.kv_cache import KVCache
 from lpes_eval.engine.limits import fitted, no_number
 from lpes_eval.errors import UserError
@@ -99,6 +99,7 @@ class ExactEngine(HarnessEngine):
         self._prompts = [self._prepare(*request.args) for request in requests]
         self.prompt_tokens = sum(len(prompt.tokens) for prompt in self._prompts)
         self.prompts_per_batch, self.tokens_per_batch = prompts_per_batch or len(self._prompts), tokens_per_batch
+        self._settled: Settled | None = None
 
     def _prepare(self, context: str, arguments: dict[str, Any]) -> Prompt:
         options = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
@@ -108,8 +109,11 @@ class ExactEngine(HarnessEngine):
         stops = {text: len(tokens_of(text, add_special_tokens=False)) + 2 for text in until}  # MultiTokenEOSCriteria
         return Prompt(fitted(self.lm, context, arguments)[0], stops, options["max_gen_toks"])
 
-    def answer(self, order: Order | None = None, may_stop: bool = False) -> Iterator[Answers]:
+    def answer(
+        self, order: Order | None = None, may_stop: bool = False, settled: Settled | None = None
+    ) -> Iterator[Answers]:
         """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never."""
+        self._settled = settled
         waiting = self._families() if order is None else [list(numbers) for numbers in order]
         looks = LOOKS if may_stop and self._on_cpu else 1  # on a GPU a small batch takes nearly as long as a large one
         most = math.ceil(sum(map(len, waiting)) / looks)
@@ -250,7 +254,9 @@ class ExactEngine(HarnessEngine):
         return highest.float().tolist(), best.tolist()
 
     def _complete(self, row: Row) -> bool:
-        return len(row.answer) >= row.prompt.max_new or self._ended(row.prompt, row.answer)
+        if len(row.answer) >= row.prompt.max_new or self._ended(row.prompt, row.answer):
+            return True
+        return self._settled is not None and self._settled(row.number, self.lm.tok_decode(row.answer))
 
     def _ended(self, prompt: Prompt, answer: list[int]) -> bool:
         decode = self.lm.tokenizer.decode

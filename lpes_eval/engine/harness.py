@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -22,6 +22,7 @@ AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
 Order = Sequence[Sequence[int]]  # requests by number: some together, then the next
 Answers = dict[int, list[Any]]  # requests' responses, by number
+Settled = Callable[[int, str], bool]
 
 
 class HarnessEngine:
@@ -62,8 +63,13 @@ class HarnessEngine:
         self.factors = tuple(factors)
         rope.apply(self.lm.model, factors)
 
-    def answer(self, order: Order | None = None, may_stop: bool = False) -> Iterator[Answers]:
-        """Answer some at a time; where the caller ``may_stop`` after any batch, smaller ones save work."""
+    def answer(
+        self, order: Order | None = None, may_stop: bool = False, settled: Settled | None = None
+    ) -> Iterator[Answers]:
+        """Answer some at a time; where the caller ``may_stop`` after any batch, smaller ones save work.
+
+        ``settled(number, text)`` says whether an answer, as far as it is written, need not go on; an engine may ask it.
+        """
         random.seed(DEFAULT_RANDOM_SEED)  # as simple_evaluate, for tasks that sample
         numpy.random.seed(DEFAULT_OTHER_SEED)
         torch.manual_seed(DEFAULT_OTHER_SEED)

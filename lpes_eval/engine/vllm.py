@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from lpes_eval.engine.exact import ExactEngine
-from lpes_eval.engine.harness import Answers, Order
+from lpes_eval.engine.harness import Answers, Order, Settled
 from lpes_eval.engine.limits import no_number
 from lpes_eval.errors import UserError
 from lpes_eval.factors import FIELD
@@ -53,7 +53,9 @@ class VLLMEngine(ExactEngine):
         if not self._llm.reset_prefix_cache():
             raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
 
-    def answer(self, order: Order | None = None, may_stop: bool = False) -> Iterator[Answers]:
+    def answer(
+        self, order: Order | None = None, may_stop: bool = False, settled: Settled | None = None
+    ) -> Iterator[Answers]:
         """Answer all at once, as a GPU takes nearly as long for a few of them."""
         from vllm import SamplingParams
 

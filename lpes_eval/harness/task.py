@@ -156,6 +156,10 @@ class PositionTask(BenchmarkTask):
         """``STRICT`` of one answer."""
         raise NotImplementedError
 
+    def settled(self, metric: str, doc: dict[str, Any], position: float, answer: str) -> bool:
+        """Whether the answer has this score however it goes on, so that a search may stop decoding it."""
+        return False
+
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the examples, once it is known at which positions they are asked."""
         settings = checked(self.config.metadata)

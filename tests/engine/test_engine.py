@@ -212,6 +212,20 @@ def test_whoever_may_stop_gets_answers_batch_by_batch_and_anybody_else_all_in_on
     assert at_once == {i: answer for batch in several for i, answer in batch.items()}
 
 
+def test_an_answer_that_is_settled_is_not_written_on(toy_lm, forwards):
+    requests = questions()
+    engine = ExactEngine(toy_lm, requests)
+    whole, asked = texts(engine), forwards.copy()
+    forwards.clear()
+    cut = texts(engine, settled=lambda i, text: i % 3 == 0 and len(text) > 4)
+    assert len(forwards) <= len(asked)
+    assert sum(rows for rows, _ in forwards) < sum(rows for rows, _ in asked)
+    assert all(answer == full for i, (answer, full) in enumerate(zip(cut, whole, strict=True)) if i % 3)
+    shorter = [(answer, full) for answer, full in zip(cut[::3], whole[::3], strict=True) if answer != full]
+    assert len(shorter) > 3
+    assert all(full.startswith(answer) and len(answer) > 4 for answer, full in shorter)
+
+
 # -- lm-eval's own call ----------------------------------------------------------------------------------------------
 
 

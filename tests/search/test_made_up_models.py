@@ -41,7 +41,7 @@ class Answers(HarnessEngine):
     def set_factors(self, factors):
         self.factors = tuple(factors)
 
-    def answer(self, order=None, may_stop=False):
+    def answer(self, order=None, may_stop=False, settled=None):
         waiting = range(len(self._requests)) if order is None else [i for some in order for i in some]
         step = max(1, len(waiting) // 8)
         for k in range(0, len(waiting), step):
