@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from search.report.pages import Outcome
 
 
-NOT_OF_THE_MODEL = ("factors", "fit", "batch_size", "max_batch_size", "device")
-"""Arguments of a loaded model that a search gives by itself, or by a flag of its own."""
-
-
 @dataclass(frozen=True)
 class Result:
     """What a search came to.
@@ -36,7 +32,6 @@ class Result:
 
 def search(
     *tasks: str,
-    model: Any = None,
     optimizer: str | type[Optimizer] | None = None,
     preset: str = "default",
     **flags: Any,
@@ -45,12 +40,10 @@ def search(
 
     Args:
         *tasks: as for ``lm_eval --tasks``; ``kv_retrieval`` by default.
-        model: what ``pretrained=`` names, or a loaded ``lpes_eval.methods.load("lpes")(pretrained=...)``; by default
-            the one that ``model_args`` names.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
         preset: as the flag.
-        **flags: the command's other flags by name, such as ``output="runs/mine"``, ``examples=48``, ``budget="10m"`` or
-            ``positions=[0, 50, 100]``, each read as on the command line.
+        **flags: the command's other flags by name, such as ``model_args={"pretrained": "org/name"}``,
+            ``output="runs/mine"``, ``budget="10m"`` or ``positions=[0, 50, 100]``, each read as on the command line.
 
     Raises:
         UserError: a flag that is not known, or what the command refuses.
@@ -64,49 +57,21 @@ def search(
     """
     from lpes_eval.errors import UserError
     from search import config, ga, run
-    from search.parser import as_typed
+    from search.parser import words
     from search.report.pages import verdict
 
     kind = optimizer if isinstance(optimizer, type) else None
     named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer}
     flags |= {name: value for name, value in named.items() if value is not None} | {"preset": preset}
     try:
-        args = config.read(as_typed(flags))
+        args = config.read(words(flags))
     except UserError as error:
         raise UserError(f"search(): {error}") from None
     if args.dry_run:
         raise UserError("search(): dry_run: is the command's alone")
-    if isinstance(model, str | Path):
-        args.model_args, model = {**args.model_args, "pretrained": str(model)}, None
-    elif model is not None:
-        if args.workers:
-            raise UserError("search(): workers: each loads the model itself; name it, model=..., or leave workers out")
-        args.model_args = {**args.model_args, **arguments_of(model)}
     args.optimizer = kind.__name__ if kind else args.optimizer
     config.complete(args, kind)
-    before = model.method.parsed if model is not None else None
-    try:
-        made = run.load(args, model, kind)
-        outcome = ga.run(made)
-    finally:
-        if model is not None:
-            model.set_factors(before)
+    made = run.load(args, kind=kind)
+    outcome = ga.run(made)
     assert outcome is not None  # a plan alone is the command's
     return Result(outcome.found, outcome.shown, verdict(made, outcome), made.journal.individuals, outcome, args.output)
-
-
-def arguments_of(model: Any) -> dict[str, Any]:
-    """The ``model_args`` that a loaded model stands for."""
-    from lpes_eval import reference
-    from lpes_eval.errors import UserError
-    from lpes_eval.methods.lpes import LayerFactors
-
-    if getattr(model, "Inside", None) is not LayerFactors:
-        known = 'a name, or a loaded model of type lpes (lpes_eval.methods: load("lpes")(pretrained=...))'
-        raise UserError(f"search(): model: found {type(model).__name__}, expected {known}")
-    loaded = model.config._name_or_path
-    shipped = (name for name, folder in reference.NAMES.items() if str(reference.path(folder)) == loaded)
-    given = {k: str(v).removeprefix("torch.") if k == "dtype" else v for k, v in model.given.items()}
-    plain = str | int | float | list | dict
-    given = {k: v for k, v in given.items() if k not in NOT_OF_THE_MODEL and isinstance(v, plain)}
-    return {**given, "pretrained": next(shipped, loaded)}

@@ -43,9 +43,9 @@ class Bench:
 
     def _measured_by(self, objectives: Sequence[Objective]) -> Evaluator:
         args = self.args
-        speed = {"fast": not args.lm_eval_loop, "vllm": args.engine_args if args.engine == "vllm" else None}
         size = None if args.batch_size == "auto" else args.batch_size
-        return Evaluator(self.lm, objectives, prompts_per_batch=size, **speed)
+        vllm = args.engine_args if args.engine == "vllm" else None
+        return Evaluator(self.lm, objectives, prompts_per_batch=size, fast=self.lm.fast, vllm=vllm)
 
     def _guards(self, split: str) -> list[Guard]:
         examples = self.args.guard_examples if split == "search" else self.args.held_out_examples

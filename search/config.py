@@ -115,8 +115,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
             f"--gen_kwargs {code[0]}=...: runs code that comes with a model; if you trust it, add --model_args "
             "trust_remote_code=True"
         )
-    if args.engine == "vllm" and (args.lm_eval_loop or args.workers):
-        raise UserError("--engine vllm: it answers alone; leave --lm_eval_loop and --workers out")
+    if args.engine == "vllm" and args.workers:
+        raise UserError("--engine vllm: it answers alone; leave --workers out")
     if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):
         raise UserError(f"--engine vllm: it would load the model without --model_args {named[0]}=...; leave one out")
     if args.engine_args and args.engine != "vllm":

@@ -112,7 +112,7 @@ class Diagnosis:
             return
         print(f"  {name}: questions {part[0] + 1} to {part[-1] + 1}", flush=True)
         evaluator.progress = every_ten_seconds()
-        measured, prompts = evaluator([1.0] * evaluator.num_layers, part=part), evaluator.asked(part)
+        measured, prompts = evaluator([1.0] * evaluator.num_layers, part=part, settle=True), evaluator.asked(part)
         data = {"fitness": measured.fitness, "measure": "score", "origin": name, "examples": measured.examples}
         journal.record(key, data | {"seconds": measured.seconds, "prompts": prompts})
         self.prompts += prompts

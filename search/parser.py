@@ -129,7 +129,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="how likely it may be, at most, to lose factors that would have been kept")  # fmt: skip
 
     add = parser.add_argument_group("speed (none of these changes an answer)").add_argument
-    add("--lm_eval_loop", action="store_true", help="let lm-eval's own loop answer")
     add("--engine", choices=("transformers", "vllm"), default="transformers",
         help="what answers; vLLM gives the same answers except for ties")  # fmt: skip
     add("--engine_args", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
@@ -175,6 +174,7 @@ NOT_TAKEN = {
     "--trust_remote_code": "is lm_eval's; if you must, --model_args trust_remote_code=True",
     "--resume": "is gone: the command that began the search goes on with it, by the journal in its --output folder",
     "--choose": "is gone: --lambdas weigh the positions, and tradeoff.png and journal.jsonl have all individuals",
+    "--lm_eval_loop": "is gone: --model_args fast=False lets lm-eval's own loop answer",
     "--no_cache": "is gone: a search remembers what its own journal has, and nothing else",
 }
 """Flags that a search does not take, and what does their work."""
@@ -209,28 +209,20 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help} (default: {_typed(action.default)})"
 
 
-def as_typed(flags: Mapping[str, Any]) -> list[str]:
-    """The command line that says the same as values that a program hands over by their flags' names."""
-    actions = {option.lstrip("-"): action for action in build_parser()._actions for option in action.option_strings}
+def words(flags: Mapping[str, Any]) -> list[str]:
+    """The command line of values that a program hands over by their flags' names."""
     argv = []
     for name, value in flags.items():
-        if (action := actions.get(name)) is None:
-            raise UserError(f"{name} {NOT_TAKEN.get(f'--{name}', 'is no flag of a search; --help lists them')}")
-        switch = action.nargs == 0 or action.const is True
-        if (value is None and action.default is None) or (switch and value is False):
+        if value is None or value is False:
             continue
-        if switch and value is True:
-            argv.append(f"--{name}")
-        elif action.nargs == 0 or value is None:
-            raise UserError(f"{name}: expected {'True or False' if action.nargs == 0 else 'a value'}, not {value!r}")
-        elif isinstance(value, dict):
-            argv.append(f"--{name}={json.dumps(value)}")
-        elif isinstance(value, list | tuple) and isinstance(action, _Collect):
-            argv += [f"--{name}={item}" for item in value]
+        if name == "guard":
+            argv += [f"--guard={task}" for task in value]
+            continue
+        if isinstance(value, dict):
+            value = json.dumps(value)
         elif isinstance(value, list | tuple):
-            argv.append(f"--{name}={(';' if action.type is _metrics else ',').join(map(str, value))}")
-        else:
-            argv.append(f"--{name}={value}")
+            value = (";" if name == "metrics" else ",").join(map(str, value))
+        argv.append(f"--{name}" if value is True else f"--{name}={value}")
     return argv
 
 
