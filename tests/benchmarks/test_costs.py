@@ -28,7 +28,7 @@ def test_one_command_measures_all_methods_and_writes_the_page(tmp_path, capsys, 
     assert rows[1][-1] == "4.76"  # attention_buckets, in the paper
 
 
-@pytest.mark.parametrize(("rounds", "ends"), [(3, (0, 2)), (5, (0, 4)), (6, (0, 5)), (20, (5, 14)), (100, (39, 60))])
+@pytest.mark.parametrize(("rounds", "ends"), [(5, (0, 4)), (20, (5, 14)), (100, (39, 60))])
 def test_a_cost_is_the_median_ratio_with_the_sign_tests_interval(rounds, ends):
     """By binomial tables: of 20 ratios the 6th and the 15th, of 100 the 40th and the 61st; whatever a round took."""
     ratios = list(range(1, rounds + 1))
@@ -39,10 +39,7 @@ def test_a_cost_is_the_median_ratio_with_the_sign_tests_interval(rounds, ends):
     assert costs.ratio(own, plain) == f"{(rounds + 1) / 2:.3f} [{low + 1:.3f}, {high + 1:.3f}]"
 
 
-@pytest.mark.parametrize(
-    ("shape", "published"),
-    [("vicuna-7b", 6_738_415_616), ("qwen2.5-7b", 7_615_616_512), ("vicuna-13b", 13_015_864_320)],
-)
+@pytest.mark.parametrize(("shape", "published"), [("vicuna-7b", 6_738_415_616), ("qwen2.5-7b", 7_615_616_512)])
 def test_the_large_shapes_have_as_many_weights_as_the_models_they_are_named_after(shape, published):
     assert sum(weight.numel() for weight in costs.build(shape, "meta", "float16").parameters()) == published
 
@@ -56,21 +53,18 @@ def test_no_method_mixes_devices(name, monkeypatch):
     costs.in_turns([model, costs.with_method(name, model)], tokens, 1, random.Random(0))
 
 
-def test_a_method_that_does_not_fit_or_refuses_is_named_and_a_bug_is_not_hidden(monkeypatch, capsys):
-    errors = {"moice": torch.OutOfMemoryError("CUDA out of memory. More"), "pi": UnsupportedModel("llama: not this")}
-    build = costs.with_method
+def test_a_method_that_refuses_is_named_and_a_bug_is_not_hidden(monkeypatch, capsys):
+    build, fails = costs.with_method, {"pi": UnsupportedModel("llama: not this")}
 
     def failing(name, model):
-        if name in errors:
-            raise errors[name]
+        if name in fails:
+            raise fails[name]
         return build(name, model)
 
     monkeypatch.setattr(costs, "with_method", failing)
     costs.main(FLAGS)
-    said = capsys.readouterr().out
-    assert "| moice: CUDA out of memory | – | – | – | – | 2.42 |" in said
-    assert "| pi: llama: not this | – |" in said
-    errors["lpes"] = RuntimeError("a bug")
+    assert "| pi: llama: not this | – |" in capsys.readouterr().out
+    fails["lpes"] = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
         costs.main(FLAGS)
 
@@ -82,18 +76,18 @@ def test_models_in_turns_answer_as_each_does_alone():
     assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in other.parameters()}
     tokens = torch.randint(3, 90, (1, 20), generator=torch.Generator().manual_seed(0))
     rope.apply(other, [1.5, 1.2, 1.9, 1.1])
-    seen = {0: [], 1: []}
-    for i, each in enumerate((model, other)):
-        each.register_forward_hook(lambda module, args, output, i=i: seen[i].append(output.logits.clone()))
+    seen = [], []
+    for each, logits in zip((model, other), seen, strict=True):
+        each.register_forward_hook(lambda module, args, output, logits=logits: logits.append(output.logits[:, -1]))
     seconds = costs.in_turns([model, other], tokens, 3, random.Random(0))
     assert [len(each) for each in seconds] == [4, 4]
-    for i, each in enumerate((model, other)):
+    for each, decoded in zip((model, other), map(list, seen), strict=True):
         ids = tokens
-        for logits in list(seen[i]):
+        for logits in decoded:
             with torch.no_grad():
-                alone = each(ids, use_cache=False).logits[:, -1:]
-            assert torch.allclose(logits[:, -1:], alone, atol=1e-4)
-            ids = torch.cat((ids, alone.argmax(-1)), dim=1)
+                alone = each(ids, use_cache=False).logits[:, -1]
+            assert torch.allclose(logits, alone, atol=1e-4)
+            ids = torch.cat((ids, alone.argmax(-1, keepdim=True)), dim=1)
     assert not torch.allclose(seen[0][0], seen[1][0], atol=1e-3)
 
 
@@ -104,13 +98,3 @@ ARGS = SimpleNamespace(**GIVEN, task="kv_retrieval", metadata={"source": "genera
 def test_an_individual_of_a_search_scores_as_simple_evaluate_does():
     what, against, _, _ = costs.individual(ARGS)
     assert (what, against) == ("an individual of a search (6 of 6 scores equal)", "simple_evaluate with hf")
-
-
-def test_the_commands_differ_in_the_model_alone(monkeypatch):
-    ran = []
-    monkeypatch.setattr(costs.subprocess, "run", lambda words, **options: ran.append(words))
-    rows = costs.command(ARGS)
-    assert [row[0] for row in rows] == ["`--model lpes`", "`--model lpes (factors=1.1)`"]
-    by_model = {tuple(words[4:7:2]): words[7:] for words in ran}
-    assert [name for name, _ in sorted(by_model)] == ["hf", "lpes", "lpes"]
-    assert len({tuple(rest) for rest in by_model.values()}) == 1

@@ -3,10 +3,12 @@
 import errno
 import math
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
 from search import bench, ga
@@ -56,6 +58,14 @@ def load(toy_lm, task_folder):
 def task_folder():
     """Tasks as somebody else would write them: generated text by position, multiple choice, and an error rate."""
     return str(Path(__file__).with_name("toy_tasks"))
+
+
+@pytest.fixture
+def few_tasks(monkeypatch):
+    """Without lm-eval's own tasks, which take seconds to list."""
+    few = partial(TaskManager, include_defaults=False)
+    monkeypatch.setattr("search.tasks.TaskManager", lambda **given: few(**given | few.keywords))
+    monkeypatch.setattr("search.tasks._listed", lambda *folders: few(include_path=[*folders]))
 
 
 @pytest.fixture

@@ -89,9 +89,7 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if ad
 @pytest.mark.parametrize(
     "options",
     [
-        {"system_instruction": "red is not blue"},
-        {"num_fewshot": 2, "fewshot_random_seed": 7},
-        {"num_fewshot": 2, "apply_chat_template": True, "system_instruction": "say red"},
+        {"num_fewshot": 2, "fewshot_random_seed": 7, "system_instruction": "say red"},
         {"num_fewshot": 2, "apply_chat_template": True, "fewshot_as_multiturn": False},
         {"gen_kwargs": {"max_gen_toks": 3, "until": ["e"]}},
         {"gen_kwargs": {"do_sample": True, "temperature": 1.5}},
@@ -110,25 +108,16 @@ def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, load, harness, mo
         assert fitness(factors).examples["toy_plain"] == expected
 
 
-def test_tasks_are_named_as_for_lm_eval(load, task_folder, monkeypatch):
-    def few(include_path, metadata, include_defaults=True):  # lm-eval's own thousands take seconds to list
-        return TaskManager(include_path=include_path, metadata=metadata, include_defaults=False)
-
-    monkeypatch.setattr("search.tasks.TaskManager", few)
-
+def test_tasks_are_named_as_for_lm_eval(load, task_folder, few_tasks, monkeypatch):
     def named(*tasks):
         return [part.name for part in load(*tasks)]
 
     assert named("toy*") == ["toy", "toy_choice", "toy_luck", "toy_plain"]
     assert named("toy_tag") == ["toy_plain"]
-    assert named(f"{task_folder}/toy_plain.yaml") == ["toy_plain"]
     assert named(f"{task_folder}/toy_[cp]*.yaml") == ["toy_choice", "toy_plain"]
-    with pytest.raises(
-        UserError, match=r"no task, group or tag is called 'toy_plane'; the closest names are toy_plain"
-    ):
-        named("toy_plane")
-    with pytest.raises(UserError, match="no YAML file with a task or group"):
-        named(f"{task_folder}/none.yaml")
+    for name, message in (("toy_plane", "closest names are toy_plain"), (f"{task_folder}/none.yaml", "no YAML file")):
+        with pytest.raises(UserError, match=message):
+            named(name)
     monkeypatch.setattr("search.tasks._divide", lambda *_: [0, 1])
     shares = {part.name: sum(column.weight for column in part.columns) for part in load("toy*")}
     asked = {"toy": 5, "toy_choice": 2, "toy_luck": 5, "toy_plain": 2}  # every example counts the same
@@ -159,11 +148,10 @@ def test_search_and_held_out_examples_have_none_in_common(load, task, divided):
     for split in ("search", "held_out"):
         (part,) = load(task, split=split)
         asked[split] = {request.doc["question_id"] for request in part.task.instances}
+        assert asked[split]
         assert part.divided is divided  # a benchmark of this package divides its examples itself
         if divided:
             assert asked[split] == set(part.numbers)
-    assert asked["search"]
-    assert asked["held_out"]
     assert not asked["search"] & asked["held_out"]
 
 
@@ -200,22 +188,25 @@ def test_the_likelihood_of_the_reference_answers_is_that_of_one_forward_pass_a_p
             assert values[u] == pytest.approx(sum(each) / len(each), abs=1e-4)
     assert measured.fitness == pytest.approx(sum(c.weight * measured.scores[c.name] for c in kv.columns))
     assert measured.fitness != pytest.approx(evaluator.likelihood([1.0] * 4, part=[3, 12]).fitness, abs=1e-3)
-    choice = load_tasks(lm, ["kv_retrieval"], metadata={"num_keys": 4}, examples=2)
-    choice[0].task.OUTPUT_TYPE = "multiple_choice"
-    with pytest.raises(UserError, match="kv_retrieval: has no reference answers in words"):
-        Evaluator(lm, choice).likelihood(factors)
 
 
 def test_positions_at_which_the_gold_item_stands_at_the_same_place_count_once(toy_lm):
-    options = {"metadata": {"num_keys": 4}, "examples": 3}
-    (search,) = load_tasks(toy_lm, ["kv_retrieval"], positions=(0, 20, 50, 100), lambdas=[1, 5, 1, 2], **options)
-    assert {column.position: column.weight for column in search.columns} == {0: 0.25, 50: 0.25, 100: 0.5}
+    def kv(keys, positions, **options):
+        (part,) = load_tasks(
+            toy_lm, ["kv_retrieval"], metadata={"num_keys": keys}, positions=positions, examples=3, **options
+        )
+        return part, {column.metric: column.weight for column in part.columns}
+
+    search, weights = kv(4, (0, 20, 50, 100), lambdas=[1, 5, 1, 2])
+    assert weights == {"first_value_acc@0": 0.25, "first_value_acc@50": 0.25, "first_value_acc@100": 0.5}
     assert search.note == "kv_retrieval: 20 % is the place of 0 %, so it is not asked or counted again"
-    (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], split="held_out", positions=None, **options)
-    assert [column.position for column in held_out.columns] == [0, 40, 80, 100]  # records 0, 1, 2, 3
+    held_out, weights = kv(4, None, split="held_out")
+    assert weights == {f"first_value_acc@{position}": 0.25 for position in (0, 40, 80, 100)}  # records 0, 1, 2, 3
     assert held_out.left_out == {20: 0, 60: 40}
     assert len(held_out.task.instances) == 3 * 4
-    assert load_tasks(toy_lm, ["kv_retrieval"], positions=None, metadata={"num_keys": 6}, examples=3)[0].note == ""
+    search, weights = kv(6, None)
+    assert len(weights) == 6
+    assert search.note == ""
 
 
 def test_other_prompts_documents_weights_or_another_model_are_another_fitness(toy_lm, load, monkeypatch):
@@ -239,48 +230,29 @@ def test_other_prompts_documents_weights_or_another_model_are_another_fitness(to
         weight[0, 0] = was
 
 
-def test_the_time_of_the_plan_is_the_plain_models(toy_lm, load):
-    evaluate = Evaluator(toy_lm, load("toy"))
-    evaluate([1.5] * 3)
-    prompts, seconds = evaluate.time_two_batches()
-    assert 0 < prompts <= evaluate.prompts
-    assert seconds > 0
-    assert set(rope.applied(toy_lm.model) or [1.0]) == {1.0}
-
-
-@pytest.mark.parametrize("split", ["search", "held_out"])
-def test_one_question_cannot_be_divided(toy_lm, task_folder, tmp_path, split):
-    lonely = edited(task_folder, tmp_path, "range(12)", "range(1)")
-    with pytest.raises(UserError, match="toy_plain has no two questions"):
-        load_tasks(toy_lm, ["toy_plain"], split=split, include_path=lonely)
-
-
-def edit(file, before, after):
+def edited(task_folder, folder, before, after):
+    """A copy of the toy tasks with other code."""
+    file = shutil.copytree(task_folder, folder) / "utils.py"
     text = file.read_text()
     assert before in text
     file.write_text(text.replace(before, after))
-
-
-def edited(task_folder, tmp_path, before, after):
-    """A copy of the toy tasks with other code."""
-    folder = shutil.copytree(task_folder, tmp_path / "tasks")
-    edit(folder / "utils.py", before, after)
     return str(folder)
 
 
-@pytest.mark.parametrize(("named", "known"), [('"abcd"[i % 4]', "abcd"), ("[i % 4]", ["[0]", "[1]", "[2]", "[3]"])])
-def test_a_question_is_in_one_split_only(named, known, toy_lm, task_folder, tmp_path):
-    folder = edited(task_folder, tmp_path, '"question_id": i,', f'"question_id": {named},')
-    questions, numbers = {}, {}
-    for split in ("search", "held_out"):
-        (task,) = load_tasks(toy_lm, ["toy_plain"], split=split, include_path=folder)
-        questions[split], numbers[split] = set(task.questions), set(task.numbers)
-    assert questions["search"] | questions["held_out"] == set(known)
-    assert not questions["search"] & questions["held_out"]
-    assert numbers["search"] | numbers["held_out"] == set(range(12))
-    nameless = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
-    (task,) = load_tasks(toy_lm, ["toy_plain"], include_path=nameless)
+def test_a_question_is_in_one_split_only(toy_lm, task_folder, tmp_path):
+    folder = edited(task_folder, tmp_path / "named", '"question_id": i,', '"question_id": "abcd"[i % 4],')
+    search, held_out = (
+        load_tasks(toy_lm, ["toy_plain"], split=split, include_path=folder)[0] for split in ("search", "held_out")
+    )
+    assert {*search.questions, *held_out.questions} == set("abcd")
+    assert not {*search.questions} & {*held_out.questions}
+    assert {*search.numbers, *held_out.numbers} == set(range(12))
+    folder = edited(task_folder, tmp_path / "nameless", '"question_id": i,', '"question_id": None,')
+    (task,) = load_tasks(toy_lm, ["toy_plain"], include_path=folder)
     assert task.questions == task.numbers == sorted(splits.indices(12, "search"))
+    folder = edited(task_folder, tmp_path / "lonely", "range(12)", "range(1)")
+    with pytest.raises(UserError, match="toy_plain has no two questions"):
+        load_tasks(toy_lm, ["toy_plain"], include_path=folder)
 
 
 def test_examples_before_a_question_show_no_held_out_question(load):
@@ -294,7 +266,7 @@ def test_examples_before_a_question_show_no_held_out_question(load):
 
 def test_what_is_given_up_hangs_on_no_batch(toy_lm, load):
     tasks = load("toy_luck")
-    ways = [{}, {"tokens_per_batch": 1}, {"tokens_per_batch": 300}]
+    ways = [{}, {"tokens_per_batch": 300}]
     evaluators = [Evaluator(toy_lm, tasks, **way) for way in ways]
     tried = list(individuals(4, seed=4))
     measured = [evaluators[0](factors) for factors in tried]
@@ -378,54 +350,49 @@ def test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere
     assert evaluator(factors).examples["toy_plain"] == harness(factors, "toy_plain", "hits")
 
 
-def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, load, harness, monkeypatch):
-    task, metric, tried = "toy_choice", "acc", []
-    detect = HFLM._detect_batch_size
+def test_lm_evals_loop_tries_out_the_batch_size_once(toy_lm, load, monkeypatch):
+    tried, detect = [], HFLM._detect_batch_size
     monkeypatch.setattr(HFLM, "_detect_batch_size", lambda self, *args: tried.append(args) or detect(self, *args))
     for name, value in (("batch_size_per_gpu", "auto"), ("batch_schedule", 1), ("max_batch_size", 4)):
         monkeypatch.setattr(toy_lm, name, value, raising=False)
-    fitness = Evaluator(toy_lm, load(task), fast=False)
-    measured = [fitness(factors) for factors in individuals(2)]
+    fitness = Evaluator(toy_lm, load("toy_choice"), fast=False)
+    for factors in individuals(2):
+        fitness(factors)
     assert len(tried) == 1
-    for factors, one in zip(individuals(2), measured, strict=True):
-        assert one.examples[task] == harness(factors, task, metric)
-    assert len(tried) == 3  # simple_evaluate tries as ever
 
 
-def test_a_rolling_likelihood_shows_no_bar(toy_lm, load, capfd):
-    Evaluator(toy_lm, load("words_toy"))([1.0, 1.2, 1.4])
-    assert "Running loglikelihood" not in capfd.readouterr().err
+def test_answers_that_end_once_nothing_can_change_their_score_have_the_same_scores():
+    lm = LPES(pretrained="reference", device="cpu")
+    evaluate = Evaluator(lm, load_tasks(lm, ["kv_retrieval"], metadata={"num_keys": 5}, examples=3))
+    for factors in ([1.25, 1.0, 1.0, 1.0, 1.35, 1.0], [1.03, 1.02, 1.03, 1.04, 1.03, 1.55]):
+        whole, settled = evaluate(factors), evaluate(factors, settle=True)
+        assert settled.examples == whole.examples
+        assert {value for values in whole.examples.values() for value in values} == {0.0, 1.0}
+        assert sum(settled.ended) < sum(whole.ended)
 
 
 @pytest.mark.parametrize(
-    ("config", "setting", "value"),
+    ("config", "setting", "value", "named"),
     [
-        ("generation_config", "repetition_penalty", 1.05),
-        ("generation_config", "no_repeat_ngram_size", 3),
-        ("config", "rope_parameters", {"rope_type": "dynamic", "factor": 2.0}),
+        ("generation_config", "repetition_penalty", 1.05, "repetition_penalty"),
+        ("config", "rope_parameters", {"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
     ],
 )
 def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_is_left_to_the_harness(
-    toy_lm, load, monkeypatch, config, setting, value
+    toy_lm, load, monkeypatch, config, setting, value, named
 ):
     (part,) = load("toy_plain")
     assert reason_against(toy_lm, part.task.instances) is None
     monkeypatch.setattr(getattr(toy_lm.model, config), setting, value)
-    reason = reason_against(toy_lm, part.task.instances)
-    assert (setting if isinstance(value, float | int) else value["rope_type"]) in reason
+    assert named in reason_against(toy_lm, part.task.instances)
 
 
 @pytest.mark.parametrize(
     ("tasks", "options", "message"),
     [
-        ([], {}, "no task"),
-        *(
-            (["toy_plain"], {"metadata": {"search_seed": wrong}}, "expected a whole number")
-            for wrong in ("1", 1.0, True)
-        ),
+        (["toy_plain"], {"metadata": {"search_seed": 1.5}}, "expected a whole number"),
         (["toy"], {"positions": (0, 130, 100)}, "positions="),
         (["toy"], {"lambdas": (0, 0, 0)}, "a sum above 0"),
-        (["toy"], {"lambdas": (1e308, 1e308, 1e308)}, "below infinity"),
         (["toy"], {"weights": (1, 2)}, "2 weights for 1 task"),
         (["toy_plain"], {"metrics": ["hits,strict"]}, "no filter 'strict'"),
         (["toy_plain"], {"metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, em"),
@@ -438,25 +405,3 @@ def test_what_cannot_be_measured_is_refused_in_one_line(load, tasks, options, me
     with pytest.raises(UserError, match=message) as refused:
         load(*tasks, **options)
     assert "\n" not in str(refused.value)
-
-
-def test_data_that_cannot_be_loaded_is_named_with_its_task(load, monkeypatch):
-    def offline(*args):
-        raise ConnectionError("no route to the Hub\nand more")
-
-    monkeypatch.setattr("search.tasks._find", offline)
-    with pytest.raises(UserError, match=r"^toy: its data cannot be loaded \(no route to the Hub\)$"):
-        load("toy")
-
-
-def test_key_value_retrieval_is_asked_at_the_positions_of_the_paper(toy_lm):
-    (task,) = load_tasks(toy_lm, ["kv_retrieval"], metadata={"num_keys": 6}, lambdas=[2, 3, 5], examples=2)
-    assert [(column.position, column.weight, column.metric) for column in task.columns] == [
-        (0, 0.2, "first_value_acc@0"),
-        (50, 0.3, "first_value_acc@50"),
-        (100, 0.5, "first_value_acc@100"),
-    ]
-    options = {"split": "held_out", "positions": None, "metadata": {"num_keys": 6}, "examples": 2}
-    (held_out,) = load_tasks(toy_lm, ["kv_retrieval"], **options)
-    assert [column.position for column in held_out.columns] == [0, 20, 40, 60, 80, 100]
-    assert {column.weight for column in held_out.columns} == {1 / 6}

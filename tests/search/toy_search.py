@@ -1,4 +1,4 @@
-"""A whole search with a toy fitness, run as a process of its own so that tests can kill it: FOLDER [OPTIMIZER]."""
+"""A whole search with a toy fitness, run as a process of its own so that tests can kill it: FOLDER OPTIMIZER."""
 
 import sys
 import time
@@ -14,15 +14,7 @@ from search.run import Search
 from search.space import Space
 
 L = 8
-SETTINGS = {
-    "ga": {"population": 12, "parents": 4, "mutations": 6, "crossovers": 3},
-    "gradient": {"learning_rate": 0.05, "epoch_samples": 4, "gradient_batch": 2},
-    "layers": {},
-}
-
-
-def loss(factors):
-    return sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(factors))
+SETTINGS = {"ga": {"population": 12, "parents": 4, "mutations": 6, "crossovers": 3}, "layers": {}}
 
 
 class Bench:
@@ -38,25 +30,8 @@ class Bench:
 
     def measure(self, job):
         time.sleep(0.001)
-        fitness = -loss(job.factors.per_layer())
+        fitness = -sum((s - 1.3 - h / 20) ** 2 for h, s in enumerate(job.factors.per_layer()))
         return {"fitness": fitness, "examples": {"toy": [1]}, "ended": [1], "seconds": 0.0, "prompts": 1}
-
-
-def model():
-    """What gradient descent asks for the formula's gradient."""
-    from search.answer_loss import AnswerLoss  # which imports torch
-
-    class Slope(AnswerLoss):
-        def __init__(self):
-            self.num_layers = L
-
-        def choose(self, uniform, other):
-            return 0, int(10 * other)
-
-        def __call__(self, factors, numbers):
-            return loss(factors), [2 * (s - 1.3 - h / 20) for h, s in enumerate(factors)]
-
-    return Slope()
 
 
 def search(optimizer, bench=None, seed=0, curve="bezier", **flags):
@@ -68,11 +43,9 @@ def search(optimizer, bench=None, seed=0, curve="bezier", **flags):
 
 def main(folder, seed=0, name="ga"):
     kind = optimizers.load(name)
-    free = kind.free
-    space = Space.free(L, grid=name == "layers") if free else Space(L)
-    config = kind.Config(**SETTINGS[name])
-    optimizer = kind(space, config, generations=8, seed=seed, model=model() if name == "gradient" else None)
-    toy = search(optimizer, seed=seed, curve="free" if free else "bezier")
+    space = Space.free(L) if kind.free else Space(L)
+    optimizer = kind(space, kind.Config(**SETTINGS[name]), generations=8, seed=seed)
+    toy = search(optimizer, seed=seed, curve="free" if kind.free else "bezier")
     with Journal(folder, toy.settings) as toy.journal:
         print("at work", flush=True)
         toy.measure("baseline", Factors.from_uniform(1.0, num_layers=L))
@@ -84,7 +57,7 @@ def main(folder, seed=0, name="ga"):
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], name=sys.argv[2] if len(sys.argv) > 2 else "ga")
+        main(sys.argv[1], name=sys.argv[2])
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
