@@ -8,8 +8,6 @@ import signal
 import time
 from unittest.mock import Mock
 
-import pytest
-
 from lpes_eval import factors as factors_file
 from lpes_eval import rope
 from search import ga
@@ -55,14 +53,12 @@ def test_the_baseline_and_the_start_of_a_search_are_measured_under_their_factors
     assert baseline["examples"] != start["examples"]
 
 
-@pytest.mark.parametrize("gone", ["half", "all"])
-def test_the_same_command_goes_on_and_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp_path, gone):
+def test_the_same_command_goes_on_and_ends_with_the_same_bytes_and_measures_nothing_twice(command, tmp_path):
     assert command(*SEARCH_ONLY)[0] == 0
     folder = tmp_path / "out"
     name = found(folder)
     kept, lines = name.read_bytes(), (folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
-    whole = lines[: len(lines) // 2] if gone == "half" else []
-    (folder / "journal.jsonl").write_bytes(b"".join(whole) + b'{"key": "ab')
+    (folder / "journal.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]) + b'{"key": "ab')
     name.unlink()
     status, out, _ = command(*SEARCH_ONLY)
     assert status == 0
@@ -95,7 +91,7 @@ def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(c
 
 def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_seconds(command, tmp_path, monkeypatch):
     loss = AnswerLoss.__call__
-    monkeypatch.setattr(AnswerLoss, "__call__", lambda *args: (time.sleep(0.5), loss(*args))[1])
+    monkeypatch.setattr(AnswerLoss, "__call__", lambda *args: (time.sleep(0.2), loss(*args))[1])
     flags = ["--optimizer", "gradient", "--generations", "2", "--epoch_samples", "5", "--gradient_batch", "2"]
     flags += ["--learning_rate", "0.05", "--skip", "1", "--held_out_examples", "0"]
     status, out, _ = command(*flags)
@@ -105,31 +101,26 @@ def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_secon
     assert [entry["origin"] for entry in entries] == ["baseline", "start", "gradient", "gradient"]
     assert factors.origin["fitness"]["value"] == entries[-1]["fitness"]  # the last epoch, not the fittest
     assert factors.unscaled_layers == (0,)
-    assert entries[-1]["seconds"] > 1
+    assert entries[-1]["seconds"] > 0.4
 
 
-def stopped_at(monkeypatch, number, stop=None):
-    """Ctrl-C, or a signal, at so many measurements; returns the factors that are asked for."""
+def stopped_at(monkeypatch, number):
+    """A cluster's notice, which ends a search as Ctrl-C does, at so many measurements; returns what is asked for."""
     measure, asked = Bench.measure, []
 
     def stopped(self, job):
         asked.append(job.factors.digest())
         if len(asked) == number:
-            if stop is not None:  # its handler raises the same
-                signal.raise_signal(stop)
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
         return measure(self, job)
 
     monkeypatch.setattr(Bench, "measure", stopped)
     return asked
 
 
-@pytest.mark.parametrize("stop", [None, signal.SIGTERM], ids=["ctrl-c", "SIGTERM"])
-def test_a_search_that_is_stopped_prints_the_command_that_goes_on_and_loses_nothing(
-    command, tmp_path, monkeypatch, stop, capsys
-):
+def test_a_search_that_is_stopped_prints_the_command_that_goes_on_and_loses_nothing(command, tmp_path, monkeypatch):
     assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
-    asked = stopped_at(monkeypatch, 8, stop)
+    asked = stopped_at(monkeypatch, 8)
     status, _, err = command(*SEARCH_ONLY)
     assert status == 130
     assert factors_file.load(tmp_path / "out" / "best_effort.json").num_layers == 3  # the best until then
@@ -139,19 +130,6 @@ def test_a_search_that_is_stopped_prints_the_command_that_goes_on_and_loses_noth
     assert asked[7] == asked[8]  # the one that was interrupted, and no other, is measured again
     assert len(set(asked)) == len(asked) - 1
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
-
-
-def test_a_search_of_which_no_individual_could_be_measured_ends_cleanly(command, monkeypatch):
-    def stop(progress, entry, *_):
-        if entry.failed:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ga.Search, "measure_all", lambda self, jobs: ({"failed": "3 workers died"} for _ in jobs))
-    monkeypatch.setattr(ga.Search, "measured", lambda self, job: self.bench.measure(job))
-    monkeypatch.setattr(ga.Progress, "show", stop)
-    status, out, _ = command(*SEARCH_ONLY, "--start", "1.2")
-    assert status == 130
-    assert "Best so far" not in out
 
 
 def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, disk):
@@ -177,33 +155,15 @@ def test_other_settings_in_the_same_folder_are_refused_with_the_difference(comma
 
 def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(command, tmp_path):
     assert "Optimizer    layers, from 1 in every layer" in command("--dry_run")[1]
-    out = command("--dry_run", "--budget", "0.001s")[1]
-    assert "Budget       0 seconds to search, then it ends\n" in out
-    assert re.search(r"^Time .*, so about 0.0 s to search, when the budget ends it \(.* without a budget\)", out, re.M)
     status, out, _ = command("--dry_run", "--preset", "paper", "--control_points", "3", "--budget", "2000prompts")
     assert status == 0
     assert "Budget       2,000 prompts to search" in out
     assert "at most 20 generations after the first and 512 individuals" in out
-    assert re.search(
-        r"^Time +\d+ prompts took .*, so about .* to search, when the budget .*, and then .* for the held-out",
-        out,
-        re.MULTILINE,
-    )
+    assert re.search(r"^Time +\d+ prompts took .*, so about .* to search, when .*, and then .* held-out", out, re.M)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
-    from search.evaluator import Measured
-
-    scores = {f"toy@{p}": 0.0 for p in (0, 50, 100)}
-    examples = {key: [0.0] * 5 for key in scores}
-    monkeypatch.setattr("search.evaluator.Evaluator.__call__", lambda *_: Measured(0.0, scores, examples, 0.1))
-    _, out, _ = command(*SEARCH_ONLY, "--guard", "none")
-    assert out.count("individuals of the first generation have fitness 0.0000") == 1
-
-
 def test_a_fitness_that_is_not_finite_is_an_error_that_names_factors_and_task(command, monkeypatch):
-    monkeypatch.setattr("lm_eval.api.metrics.mean", lambda values: float("nan"))
     monkeypatch.setattr("search.tasks.Objective.aggregation", lambda self, column: lambda values: float("nan"))
     status, _, err = command(*SMALL)
     assert status == 2
@@ -220,23 +180,13 @@ def test_the_token_of_the_hub_stands_in_no_file_and_no_output(command, tmp_path)
 
 
 def test_factors_that_are_asked_for_again_cost_no_budget(command, tmp_path):
-    flags = ["--optimizer", "ga", "--control_points", "2", "--mutations", "10", "--crossovers", "0", "--skip", "1"]
-    flags += ["--population", "10", "--parents", "3", "--curve", "bezier"]
-    flags += ["--generations", "3", "--examples", "2", "--held_out_examples", "0"]
+    flags = [*SEARCH_ONLY, "--control_points", "2", "--mutations", "10", "--crossovers", "0", "--skip", "1"]
+    flags += ["--examples", "2"]
     assert command(*flags)[0] == 0
     asked = [entry["prompts"] for entry in journal(tmp_path / "out") if entry["generation"] is not None]
-    assert len(asked) < 40  # of 40 individuals some have the same factors
+    assert len(asked) < 5 + 2 * 10  # some have the same factors
     assert command(*flags, "--budget", f"{sum(asked) + 1}prompts", output=tmp_path / "again")[0] == 0
     assert "The budget of" not in (tmp_path / "again" / "summary.md").read_text()
-
-
-def test_a_smaller_budget_takes_nothing_back_that_was_measured(command, tmp_path):
-    assert command(*SEARCH_ONLY)[0] == 0
-    before = found(tmp_path / "out").read_bytes(), journal(tmp_path / "out")
-    assert command(*SEARCH_ONLY, "--budget", "1prompts")[0] == 0
-    after = json.loads(found(tmp_path / "out").read_bytes())
-    assert after["origin"]["search"].pop("budget") == ["prompts", 1]
-    assert (after, journal(tmp_path / "out")) == (json.loads(before[0]), before[1])
 
 
 def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(command, tmp_path):
@@ -247,11 +197,12 @@ def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(comm
     assert report(tmp_path / "out")["best"]["fitness"] == max(entry["fitness"] for entry in entries)
     cut = "The budget of 60 prompts ended the search after 4 of about"
     assert cut in (tmp_path / "out" / "summary.md").read_text()
-    assert command(*SEARCH_ONLY, "--budget", "1h")[0] == 0
-    assert cut not in (tmp_path / "out" / "summary.md").read_text()
-    whole, out = (json.loads(found(tmp_path / name).read_text()) for name in ("whole", "out"))
-    assert out["origin"]["search"].pop("budget") == ["seconds", 3600]
-    assert out == whole
+    for flag, budget in (("1h", ["seconds", 3600]), ("1prompts", ["prompts", 1])):  # which takes nothing back
+        assert command(*SEARCH_ONLY, "--budget", flag)[0] == 0
+        assert cut not in (tmp_path / "out" / "summary.md").read_text()
+        whole, out = (json.loads(found(tmp_path / name).read_text()) for name in ("whole", "out"))
+        assert out["origin"]["search"].pop("budget") == budget
+        assert out == whole
 
 
 def test_going_on_after_a_success_keeps_the_best_so_far(command, tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import doctest
 import itertools
 import math
-import random
 import re
 from hashlib import sha256
 
@@ -74,55 +73,46 @@ free_spaces = st.builds(Space.free, st.integers(2, 24), st.booleans())
 any_space = st.one_of(spaces, free_spaces)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(any_space, st.integers(0, 2**32), st.integers(0, 5), st.integers(0, 10))
-def test_every_mutant_lies_within_equation_9s_bounds_around_its_parent(space, seed, M_x, tenths):
-    algorithm = ga(space, N_ps=8, N_pa=4, T=5, N_mu=6, N_cr=2, M_x=M_x, M_y=tenths / 10, seed=seed)
+def test_every_individual_obeys_equation_10_and_the_grid_and_every_mutant_equation_9(space, seed, M_x, tenths):
+    algorithm = ga(space, N_ps=8, N_pa=4, T=4, N_mu=6, N_cr=2, M_x=M_x, M_y=tenths / 10, seed=seed)
     M_x = 0 if space.fixed_x else M_x
-    for mutant in (i for generation in search(algorithm, noise(seed)) for i in generation if i.origin == "mutation"):
-        (parent,) = mutant.parents
-        for k, (x, y) in enumerate(mutant.points):
+    for individual in itertools.chain(*search(algorithm, noise(seed))):
+        assert len(individual.points) == space.d + 1
+        assert obeys_equation_10(individual.points, space.L)
+        assert all(1 <= y <= 2 for _, y in individual.points)
+        if space.grid:
+            assert all(x in range(space.L) and y in TABLE_9_Y for x, y in individual.points)
+        if individual.origin != "mutation":
+            continue
+        (parent,) = individual.parents
+        for k, (x, y) in enumerate(individual.points):
             (x_low, x_high), (y_low, y_high) = equation_9(parent, k, space.L, M_x, tenths / 10)
             assert x_low - 1e-9 <= x <= x_high + 1e-9  # on the grid a step is far more
             assert y_low - 1e-9 <= y <= y_high + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
-@given(space=any_space, seed=st.integers(0, 2**32 - 1))
-def test_every_individual_obeys_equation_10_the_range_of_y_and_the_grid(space, seed):
-    for generation in search(ga(space, N_ps=8, N_pa=4, T=4, N_mu=6, N_cr=2, seed=seed), noise(seed)):
-        for individual in generation:
-            assert len(individual.points) == space.d + 1
-            assert obeys_equation_10(individual.points, space.L)
-            assert all(1 <= y <= 2 for _, y in individual.points)
-            if space.grid:
-                assert all(x in range(space.L) and y in TABLE_9_Y for x, y in individual.points)
-
-
-def test_first_individual_is_equation_8_rounded_to_the_grid_if_there_is_one():
+def test_first_individual_is_equation_8_rounded_to_the_grid_if_there_is_one_or_the_start():
     first, *others = first_generation(ga(Space(L=31, d=3)))
     assert first.points == ((0.0, 1.5), (10.0, 1.5), (20.0, 1.5), (30.0, 1.5))
     assert all(other.parents == (first.points,) for other in others)
     assert [x for x, _ in Space(L=32, d=3).start()] == [0, 10, 21, 31]
     assert [x for x, _ in Space(L=32, d=3, grid=False).start()] == [0, 31 / 3, 62 / 3, 31]
-
-
-def test_a_search_may_set_out_from_anywhere():
-    space, P = Space(L=16), ((0.0, 1.0), (3.0, 1.2), (9.0, 1.4), (15.0, 1.1))
-    first, *others = first_generation(ga(space, start=P))
+    P = ((0.0, 1.0), (3.0, 1.2), (9.0, 1.4), (15.0, 1.1))
+    first, *others = first_generation(ga(Space(L=16), start=P))
     assert first.points == P
     assert all(individual.parents == (P,) for individual in others)
 
 
 def test_where_all_are_equally_fit_chance_decides_and_the_first_have_no_advantage():
     chosen = [0] * 8
-    for seed in range(400):
+    for seed in range(200):
         generations = search(ga(Space(L=32), N_ps=8, N_pa=2, N_mu=0, N_cr=4, T=1, seed=seed), lambda i: 0.0)
         first = [individual.points for individual in generations[0]]
         for P in {P for child in generations[1] for P in child.parents}:
             chosen[first.index(P)] += 1
-    assert sum(chosen) == pytest.approx(800, abs=8)  # now and then two are the same
-    assert all(60 <= count <= 140 for count in chosen)  # 100 each, give or take 4 standard errors
+    assert all(22 <= count <= 78 for count in chosen)  # 50 each, give or take 4 standard errors
 
 
 def test_the_search_does_not_depend_on_the_fitness_of_those_that_are_not_chosen():
@@ -182,33 +172,24 @@ def test_children_of_a_crossover_are_the_parents_exchanged_behind_one_cut():
 
 
 def test_the_best_may_be_of_the_last_population_or_any_before():
-    for T, seed in itertools.product((0, 3), range(20)):
+    for T, seed in itertools.product((0, 3), range(8)):
         generations, best = run(ga(Space(L=32), T=T, seed=seed), noise(seed))
         fitness = [noise(seed)(i) for generation in generations for i in generation.individuals]
         assert noise(seed)(best) == max(fitness)
 
 
-def test_the_search_beats_random_search_on_a_smooth_fitness():
-    def smooth(heights):
-        return -sum((y - 1.8 + 0.05 * k) ** 2 for k, y in enumerate(heights))
-
-    for seed in range(10):
-        _, best = run(ga(Space.free(9), seed=seed), lambda individual: smooth(heights(individual)))
-        draw = random.Random(seed)
-        drawn = [[draw.choice(sorted(TABLE_9_Y)) for _ in range(9)] for _ in range(512)]  # as many as it measures
-        assert smooth(heights(best)) > max(map(smooth, drawn))
+def test_the_example_in_the_docstring_runs():
+    outcome = doctest.testmod(genetic)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
-ALGORITHMS = [
-    lambda seed: ga(Space(L=16), N_ps=12, N_pa=5, T=6, seed=seed),
-    lambda seed: ga(Space(L=16, grid=False), N_ps=12, N_pa=5, T=6, seed=seed),
-    lambda seed: ga(Space.free(9), N_ps=12, N_pa=5, T=6, seed=seed),
-]
+@pytest.mark.parametrize("space", [Space(L=16), Space(L=16, grid=False), Space.free(9)])
+def test_a_seed_gives_one_search_and_another_seed_another(space):
+    def searched(seed):
+        return run(ga(space, N_ps=12, N_pa=5, T=6, seed=seed), noise(1))
 
-
-@pytest.mark.parametrize("make", ALGORITHMS)
-def test_a_seed_gives_one_search_and_another_seed_another(make):
-    assert run(make(3), noise(1)) == run(make(3), noise(1)) != run(make(4), noise(1))
+    assert searched(3) == searched(3) != searched(4)
 
 
 def test_random_numbers_are_those_of_any_platform_and_version():
@@ -220,32 +201,19 @@ def test_random_numbers_are_those_of_any_platform_and_version():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Space(L=32, d=0), "1 control points do not fit 32 layer"),
         (lambda: Space(L=3, d=3), "4 control points do not fit 3 layer"),
         (lambda: ga(Space(L=32), N_pa=33), "--parents 33"),
     ],
 )
-def test_settings_that_make_no_search_are_refused_in_one_line(make, message):
-    with pytest.raises(UserError, match=message) as refused:
+def test_settings_that_make_no_search_are_refused(make, message):
+    with pytest.raises(UserError, match=message):
         make()
-    assert "\n" not in str(refused.value)
-
-
-def test_fitness_must_be_one_number_for_each_individual():
-    with pytest.raises(ValueError, match="shorter"):
-        drive(ga(Space(L=32)), lambda generation: [0.0])
 
 
 def test_a_space_without_room_to_mutate_still_searches():
     """As many control points as layers: the x have one arrangement on the grid, and nearly all draws break Eq. 10."""
-    generations = search(ga(Space(L=16, d=15), N_ps=4, N_pa=2, T=1), noise(0))
-    assert all([x for x, _ in i.points] == list(range(16)) for g in generations for i in g)
-
-
-def test_the_examples_in_the_docstrings_run():
-    outcome = doctest.testmod(genetic)
-    assert outcome.attempted > 0
-    assert outcome.failed == 0
+    generations = search(ga(Space(L=9, d=8), N_ps=4, N_pa=2, T=1), noise(0))
+    assert all([x for x, _ in i.points] == list(range(9)) for g in generations for i in g)
 
 
 # -- the search of layers ----------------------------------------------------------------------------------------------
@@ -283,27 +251,26 @@ def chance(*what):
     return int(sha256(repr(what).encode()).hexdigest()[:8], 16) / 2**31 - 1
 
 
-def noisy(target, weights, noise=0.05):
+def noisy(target, noise=0.05):
     """Less likely the further factors are from the target (in ratios), with chance in every question."""
 
     def value(s, q):
-        away = sum(w * abs(math.log(y / t)) for w, y, t in zip(weights, s, target, strict=True))
+        away = sum(abs(math.log(y / t)) for y, t in zip(s, target, strict=True))
         return chance(q) - away + noise * chance(q, s)
 
     return value
 
 
 @pytest.mark.parametrize(
-    ("target", "weights"),
+    "target",
     [
-        ([1, 1.5, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]),
-        ([1, 1, 0.6, 1, 1, 1], [1, 1, 1, 1, 1, 1]),
-        ([1] * 4 + [1.8] + [1] * 7 + [0.7] + [1] * 17, [1] * 30),
-        ([1.25] * 30, [1] * 30),
+        [1, 1, 0.6, 1, 1, 1],
+        [1] * 4 + [1.8] + [1] * 7 + [0.7] + [1] * 17,
+        [1.25] * 30,
     ],
 )
-def test_it_finds_planted_layers_and_bands_above_and_below_1(target, weights):
-    _, best, _ = layer_search(noisy(target, weights), len(target))
+def test_it_finds_planted_layers_and_bands_above_and_below_1(target):
+    _, best, _ = layer_search(noisy(target), len(target))
     assert best == pytest.approx(target, abs=0.06)
 
 
@@ -323,7 +290,7 @@ def test_where_nothing_helps_it_says_so_and_stops_before_any_score():
 
 
 def test_every_choice_is_tested_on_questions_that_no_choice_before_it_was_made_by():
-    generations, _, _ = layer_search(noisy([1, 1.4, 1, 1, 1.2, 1], [1] * 6))
+    generations, _, _ = layer_search(noisy([1, 1.4, 1, 1, 1.2, 1]))
     parts = [g.part for g in generations if g.measure == "likelihood"]
     assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))
     assert parts[-1][1] <= QUESTIONS
@@ -331,15 +298,14 @@ def test_every_choice_is_tested_on_questions_that_no_choice_before_it_was_made_b
 
 @pytest.mark.parametrize("score", [lambda s, q: -sum(s), lambda s, q: 0.5], ids=["lower", "the same"])
 def test_what_raises_the_likelihood_alone_is_not_kept(score):
-    likelihood = noisy([1, 1.5, 1, 1, 1, 1], [1] * 6)
-    _, best, algorithm = layer_search(likelihood, score=score)
+    _, best, algorithm = layer_search(noisy([1, 1.5, 1, 1, 1, 1]), score=score)
     assert best == [1.0] * 6
     assert "does not raise the score" in algorithm.said
 
 
 def test_the_score_tunes_what_the_likelihood_chose_and_leaves_the_other_layers():
-    score = noisy([1, 1.62, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0], noise=0)
-    _, best, _ = layer_search(noisy([1, 1.5, 1, 1, 1, 1], [1] * 6), score=score)
+    score = lambda s, q: chance(q) - abs(math.log(s[1] / 1.62))  # noqa: E731
+    _, best, _ = layer_search(noisy([1, 1.5, 1, 1, 1, 1]), score=score)
     assert best == pytest.approx([1, 1.62, 1, 1, 1, 1], abs=0.03)
 
 
@@ -354,10 +320,6 @@ def test_bands_are_the_whole_stack_its_halves_and_so_on_and_single_layers_of_a_s
     assert bands_of(3, 8) == [(0, 3), (0, 2), (2, 3), (0, 1), (1, 2)]
 
 
-# -- the list ----------------------------------------------------------------------------------------------------------
-
-
 def test_every_file_of_the_folder_is_an_optimiser_with_a_line_for_help():
     assert optimizers.names() == ["ga", "gradient", "layers"]
-    for name in optimizers.names():
-        assert optimizers.load(name).title
+    assert all(optimizers.load(name).title for name in optimizers.names())
