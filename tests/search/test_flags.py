@@ -3,13 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from lpes_eval import factors as factors_file
-from lpes_eval import reference
 from lpes_eval.errors import UserError
 from search import config, optimizers, parser, run, search
-from search.optimizers.base import Generation, Optimizer
+from search.optimizers.base import Generation
 from search.space import Individual
 from small_searches import SMALL, found, journal
 
@@ -65,8 +63,6 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
     assert first() == first("--seed", "0") != first("--seed", "1")
     assert {y for _, y in first("--start", "1.2")[0]} == {1.2}
     points, file = [(0, 1.0), (1, 1.1), (4, 1.6), (5, 1.3)], tmp_path / "curve.json"
-    factors_file.Factors.from_curve("bezier", points, num_layers=6).save(file)
-    assert first("--start", str(file))[0] == tuple(points)
     factors_file.Factors.from_curve("bezier", points, num_layers=7, unscaled_layers=[0]).save(file)
     assert first("--start", str(file), "--skip", "1", layers=7)[0] == tuple(points)
     with pytest.raises(UserError, match=r"leaves layers \[0\] unscaled, the search the first 0; let --skip fit"):
@@ -76,7 +72,6 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
         first("--start", str(file), layers=4)
     skipping = first("--start", str(file), "--curve", "free", "--skip", "1", layers=4)
     assert [y for _, y in skipping[0]] == [1.4, 1.3, 1.0]
-    assert [y for _, y in first("--start", str(file), "--curve", "free", layers=4)[0]] == [1.0, 1.4, 1.3, 1.0]
     with pytest.raises(UserError, match="--start: 4 control points; expected 3"):
         first("--start", str(file), "--curve", "free", layers=3)
 
@@ -87,34 +82,15 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
         (["--start", "1.25"], "--start 1.25: is not searched; expected tenths from 1 to 2"),
         (["--start", "none.json"], "--start: none.json: no such file"),
         (["--optimizer", "random"], "argument --optimizer: invalid choice: 'random'.*ga.*layers"),
-        (["--optimizer", "cma-es"], "argument --optimizer: invalid choice: 'cma-es'.*ga.*layers"),
-        (["--early_stopping", "bound"], "invalid choice: 'bound'.*probable.*off"),
-        (["--preset", "quick"], "invalid choice: 'quick'"),
-        (["--generations", "-1"], "--generations.*: expected at least 0"),
-        (["--max_dx", "-1"], "--max_dx: expected 0 or more"),
         (["--optimizer", "gradient", "--epoch_samples", "1"], "--epoch_samples 1: less than one"),
-        (["--metadata", "split=search"], "--metadata split="),
         (["--metadata", "positions=0"], "--positions"),
-        *(
-            (["--positions", text], rf"--positions: found {text[0]}.*; expected different percentages from 0 to 100 in")
-            for text in ("100,0,50", "0,50,101", "0,50,50")
-        ),
+        (["--positions", "100,0,50"], "--positions: found 100.*; expected different percentages from 0 to 100 in"),
         (["--lambdas", "0.5,0.5"], "--lambdas: 2 weights for 3"),
-        (["--choose", "worst"], "--choose is gone: --lambdas weigh"),
-        (["--resume", "runs/x"], "--resume is gone: the command that began the search goes on"),
-        (["--no_cache"], "--no_cache is gone: a search remembers what its own journal has"),
         (["--gen_kwargs", "custom_generate=x"], "custom_generate=...: runs code .* trust_remote_code=True"),
-        (["--gen_kwargs", "trust_remote_code=True"], "trust_remote_code=...: runs code"),
         (["--examples", "0"], "--examples: expected at least 1, not 0"),
         (["--limit", "3"], "--limit is lm_eval's; --examples and"),
-        *(
-            (["--budget", text], "--budget: expected 90s, 10m, 2h or")
-            for text in ("10", "m", "0prompts", "1 day", "nanm")
-        ),
+        (["--budget", "1 day"], "--budget: expected 90s, 10m, 2h or"),
         (["--engine_args", "max_num_seqs=4"], "--engine_args: they are vLLM's"),
-        (["--engine", "vllm", "--model_args", "peft=a"], "--engine vllm: .* without --model_args peft="),
-        (["--ray_address", "auto"], "--ray_address: only workers"),
-        (["--fewshot_as_multiturn", "true"], "--fewshot_as_multiturn: only a chat template"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(flags, message):
@@ -126,15 +102,13 @@ def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(flag
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tasks", "toyy"], "no task, group or tag is called 'toyy'"),
         (["--tasks", "zeroscrolls"], "ZeroSCROLLS has no examples to search on"),
         (["--guard", "toyy"], "--guard toyy: no task, group or tag is called 'toyy'"),
-        (["--include_path", "nowhere"], "--include_path nowhere: no such folder"),
         (["--tasks", "FOLDER/empty.yaml"], "empty.yaml: cannot be read as tasks"),
         (["--model_args", "batch_size=4"], "--model_args batch_size=...: .* --batch_size"),
     ],
 )
-def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch, flags, message):
+def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, few_tasks, monkeypatch, flags, message):
     monkeypatch.setattr("lpes_eval.methods.lpes.LPES.create_from_arg_obj", lambda *args, **kwargs: 1 / 0)
     (tmp_path / "empty.yaml").touch()
     with pytest.raises(UserError, match=message):
@@ -147,11 +121,10 @@ def test_no_shots_are_kept(command, tmp_path):
     assert factors_file.load(found(tmp_path / "shots")).origin["search"]["num_fewshot"] == 0
 
 
-def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tmp_path, capsys):
+def test_a_program_searches_as_the_command_does(command, task_folder, tmp_path, capsys):
     flags = {"include_path": task_folder, "generations": 1, "population": 4, "parents": 2, "held_out_examples": 4}
-    result = search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
+    result = search("toy", optimizer="ga", output=tmp_path / "out", **flags)
     assert result.factors.per_layer() == factors_file.load(found(tmp_path / "out")).per_layer()
-    assert toy_lm.layer_factors is None  # as it was
     assert result.verdict in capsys.readouterr().out
     assert {entry.key for entry in result.history} <= {entry["key"] for entry in journal(tmp_path / "out")}
 
@@ -161,18 +134,18 @@ def test_a_program_searches_as_the_command_does(command, toy_lm, task_folder, tm
             yield Generation([individual])
             return individual
 
-    own = search("toy", model=toy_lm, optimizer=Fixed, output=tmp_path / "own", **flags)
+    own = search("toy", optimizer=Fixed, output=tmp_path / "own", **flags)
     assert own.factors.per_layer() == [1.2] * 3
     recorded = factors_file.load(found(tmp_path / "own")).origin["search"]
     assert recorded["optimizer"] == "Fixed"
     assert recorded.keys() & {"mutations", "finest"} == {"mutations"}  # its own settings, not the default's
-
-    for flag, value in (("workers", 2), ("dry_run", True), ("resume", tmp_path)):
-        with pytest.raises(UserError, match=rf"search\(\): {flag}(:| is gone)"):
-            search("toy", model=toy_lm, **{flag: value})
-    endless = type("Endless", (Optimizer,), {})
-    with pytest.raises(UserError, match=r"Endless: set max_evaluations"):
-        search("toy", model=toy_lm, optimizer=endless, output=tmp_path / "endless", **flags)
+    for flag, value, message in (
+        ("populaton", 3, "unrecognized arguments: --populaton=3"),
+        ("budget", 600, "argument --budget: expected 90s, 10m, 2h or 20000prompts, not '600'"),
+        ("dry_run", True, "dry_run: is the command's alone"),
+    ):
+        with pytest.raises(UserError, match=rf"^search\(\): {message}"):
+            search("toy", **{flag: value})
 
 
 def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
@@ -182,48 +155,4 @@ def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
     typed = ["--start", str(tmp_path), "--positions", "50,0", "--guard", "gsm8k", "--guard", "ppl::0.2", "--output",
              str(tmp_path / "x"), "--tasks", "kv_retrieval,mdqa_pos", "gsm8k", "--metadata", "num_keys=25", "--metrics",
              "acc,none;em", "--continuous", "--epochs", "3"]  # fmt: skip
-    assert config.given(parser.as_typed(flags)) == config.given(typed)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"populaton": 3}, "populaton is no flag of a search"),
-        ({"budget": 600}, "argument --budget: expected 90s, 10m, 2h or 20000prompts, not '600'"),
-        ({"engine": "VLLM"}, "argument --engine: invalid choice: 'VLLM'"),
-        ({"early_stopping": None}, "early_stopping: expected a value, not None"),
-        ({"preset": "papr"}, "argument --preset: invalid choice: 'papr'"),
-        ({"curve": 5}, "argument --curve: invalid choice: '5'"),
-        ({"examples": 2.5}, "argument --examples: expected a whole number, not '2.5'"),
-        ({"choose": "worst"}, "choose is gone"),
-        ({"model": object()}, "model: found object, expected a name, or a loaded model of type lpes"),
-        ({"dry_run": "yes"}, "dry_run: expected True or False, not 'yes'"),
-        ({"positions": [0, "x"]}, "argument --positions: expected numbers"),
-    ],
-)
-def test_a_program_learns_which_of_its_values_no_search_takes(flags, message):
-    with pytest.raises(UserError, match=rf"^search\(\): {message}"):
-        search("kv_retrieval", **flags)
-
-
-@pytest.mark.parametrize(
-    ("loaded", "named"), [("some/model", "some/model"), (str(reference.path("kv")), "lpes-eval/reference-kv")]
-)
-def test_a_model_that_a_program_hands_over_goes_by_the_name_that_it_was_loaded_from(
-    toy_lm, task_folder, tmp_path, monkeypatch, loaded, named
-):
-    monkeypatch.setattr(toy_lm.model.config, "_name_or_path", loaded)
-    monkeypatch.setattr(toy_lm, "given", {"dtype": torch.float32, "max_length": 99, "factors": 1.2, "batch_size": 4})
-    flags = {"include_path": task_folder, "generations": 0, "population": 4, "parents": 2, "held_out_examples": 0}
-    search("toy", model=toy_lm, optimizer="ga", output=tmp_path / "out", **flags)
-    origin = factors_file.load(found(tmp_path / "out")).origin
-    assert (origin["model"], origin["model_args"]) == (named, {"dtype": "float32", "max_length": 99})
-
-
-def test_a_program_may_name_the_model_and_a_preset(monkeypatch):
-    def load(args, lm, *others):
-        raise UserError(f"{args.model_args['pretrained']}, {lm}, {args.optimizer}")
-
-    monkeypatch.setattr(run, "load", load)
-    with pytest.raises(UserError, match="some/model, None, ga"):
-        search("kv_retrieval", model="some/model", preset="paper")
+    assert config.given(parser.words(flags)) == config.given(typed)

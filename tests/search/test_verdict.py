@@ -20,18 +20,6 @@ from search.report.pages import Outcome
 from small_searches import SMALL, found, journal, report
 
 
-def stop_at_the_end(monkeypatch):
-    """Ctrl-C when all individuals are measured, before what was found is written."""
-    measure = run.Search.measure
-
-    def stopped(search, name, *others):
-        if name == "best":
-            raise KeyboardInterrupt
-        return measure(search, name, *others)
-
-    monkeypatch.setattr(run.Search, "measure", stopped)
-
-
 def outcome_of(*differences, fitness=0.6, sign=1, worsened=(), corpus=None, held_out=True):
     """Of a search whose factors have this fitness, the plain model 0.5, and these differences on held-out examples."""
     tasks = [SimpleNamespace(name=k, sign=sign) for k, _ in enumerate(differences)]
@@ -47,12 +35,9 @@ def between(low, high, p=0.01):
     return Difference(0.1, 0.2, (low + high) / 2, low, high, p, "exchange")
 
 
-@pytest.mark.parametrize(
-    ("fitness", "shown"),
-    [(0.6, True), (0.5, False), (0.5 + 1e-12, False), (0.4, False)],  # sums are rounded
-)
-def test_without_held_out_examples_factors_count_as_found_where_they_are_fitter(fitness, shown):
-    assert outcome_of(fitness=fitness, held_out=False).shown is shown
+def test_without_held_out_examples_factors_count_as_found_where_they_are_fitter():
+    shown = {fitness: outcome_of(fitness=fitness, held_out=False).shown for fitness in (0.6, 0.5 + 1e-12, 0.4)}
+    assert [fitness for fitness, is_shown in shown.items() if is_shown] == [0.6]  # sums are rounded
     assert not outcome_of(worsened=["search"], held_out=False).shown
 
 
@@ -82,12 +67,10 @@ def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path,
     monkeypatch.setattr(Outcome, "shown", property(lambda self: False))
     monkeypatch.setattr(HeldOut, "lower", property(lambda self: list(self.guards)))
     assert command(*SMALL, "--held_out_examples", "4")[0] == 0
-    assert re.search(
-        r"^\| answers that end .*\| (lower|worse) \|$", (tmp_path / "out" / "summary.md").read_text(), re.M
-    )
-    assert not (tmp_path / "out" / "factors.json").exists()
-    assert (tmp_path / "out" / "best_effort.json").exists()
-    assert "best_effort.json" in (tmp_path / "out" / "summary.md").read_text()
+    summary = (tmp_path / "out" / "summary.md").read_text()
+    assert re.search(r"^\| answers that end .*\| (lower|worse) \|$", summary, re.M)
+    assert found(tmp_path / "out").name == "best_effort.json"
+    assert "best_effort.json" in summary
 
 
 def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_path):
@@ -95,10 +78,9 @@ def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_pa
     flags += "--system_instruction 'Be brief.' --metadata num_keys=9 --gen_kwargs max_gen_toks=3 --include_path tasks "
     flags += "--model_args pretrained=a/b,max_length=99,token=hf_secret --batch_size 4 --device cpu "
     flags += "--confirm_run_unsafe_code --held_out_examples"
-    places = {"left_out": {}, "columns": []}
-    tasks = [SimpleNamespace(name=name, divided=name == "toy_plain", **places) for name in ("toy", "toy_plain")]
+    task = SimpleNamespace(name="toy", divided=False, left_out={}, columns=[])
 
-    def command(tasks, examples, *more):
+    def command(*tasks, examples="9", more=()):
         args = config.parse([*shlex.split(flags), examples, *more, "--output", str(tmp_path)])
         words = shlex.split(reproduce_command(args, tasks))
         at = [k for k, word in enumerate(words) if word.startswith("--")]
@@ -110,16 +92,17 @@ def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_pa
     expected |= {"fewshot_as_multiturn": "false", "seed": "0,1234,1234,7", "metadata": '{"num_keys": 9}'}
     expected = {f"--{name}": [value] for name, value in (expected | {"gen_kwargs": '{"max_gen_toks": 3}'}).items()}
     expected |= {"--apply_chat_template": [], "--confirm_run_unsafe_code": []}
-    assert command(tasks[:1], "9") == expected
+    assert command(task) == expected
     del expected["--limit"]
-    assert command(tasks[:1], "500") == expected
+    assert command(task, examples="500") == expected
     divided = {"--tasks": ["toy,toy_plain"], "--samples": [str(tmp_path / "held_out_samples.json")]}
-    assert command(tasks, "9") == expected | divided
-    given = command(tasks, "9", "--model_args", 'pretrained=a,b={"c": 1}', "--batch_size", "auto")
+    toy_plain = SimpleNamespace(**vars(task) | {"name": "toy_plain", "divided": True})
+    assert command(task, toy_plain) == expected | divided
+    given = command(task, more=["--model_args", 'pretrained=a,b={"c": 1}', "--batch_size", "auto"])
     assert json.loads(*given["--model_args"])["b"] == {"c": 1}
     assert "--batch_size" not in given
-    tasks[0].left_out, tasks[0].columns = {20.0: 0.0}, [SimpleNamespace(position=p) for p in (0.0, 40.0)]
-    assert json.loads(*command(tasks[:1], "9")["--metadata"]) == {"num_keys": 9, "positions": [0, 40]}
+    task.left_out, task.columns = {20.0: 0.0}, [SimpleNamespace(position=p) for p in (0.0, 40.0)]
+    assert json.loads(*command(task)["--metadata"]) == {"num_keys": 9, "positions": [0, 40]}
 
 
 def test_until_held_out_examples_have_decided_factors_are_a_best_effort(command, tmp_path, monkeypatch):
@@ -146,10 +129,6 @@ def test_factors_that_worsen_a_guard_rank_last_and_are_not_handed_over(command, 
     assert report(tmp_path / "out")["best"]["fitness"] <= plain["fitness"]
     assert not (tmp_path / "out" / "factors.json").exists()
     assert "no individual is fitter than the plain model without making a guard worse" in out
-    stop_at_the_end(monkeypatch)
-    command(*SMALL, output=tmp_path / "stopped")
-    so_far = factors_file.load(tmp_path / "stopped" / "best_effort.json").digest()
-    assert so_far not in {entry["key"] for entry in fitter}
 
 
 def test_any_task_with_a_score_of_every_example_can_be_a_guard(command, tmp_path):
@@ -169,11 +148,6 @@ def test_held_out_examples_guard_a_task_at_all_its_positions(toy_lm, load, task_
         [guard] = guards.load(config.parse(flags), evaluator, split, 4, lambda tasks: Evaluator(toy_lm, tasks))
         asked[split] = guard.evaluator.prompts
     assert asked == {"search": 4 * 2, "held_out": 4 * 3}
-
-
-def test_one_example_is_enough_to_search_with_and_shows_no_guard_worse(command, tmp_path):
-    assert command(*SMALL, "--examples", "1", "--held_out_examples", "1")[0] == 0
-    assert report(tmp_path / "out")["guards"]["answers that end"]["interval"] == [None, None]
 
 
 def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
@@ -199,7 +173,6 @@ def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
     ("measured", "factor"),
     [
         ({1.2: [1, 1, 1, 0], 1.5: [1, 0, 1, 0]}, 1.2),
-        ({1.5: [0, 0, 0, 1]}, None),
         ({1.5: [1, None, None, None]}, None),  # all right, but so is the plain model on this question
         ({1.2: [1, 1, None, None], 1.5: [1, 1, 1, 0]}, 1.2),
     ],
@@ -211,12 +184,13 @@ def test_the_uniform_factor_to_compare_with_is_the_one_that_gains_most_on_the_sa
     def score(examples):
         return SimpleNamespace(fitness=mean(value for value in examples["acc"] if value is not None))
 
-    entries = {
-        uniform(f).digest(): Entry("", score({"acc": values}).fitness, factor=f, examples={"acc": values})
-        for f, values in ({1.0: [1, 0, 1, 0]} | measured).items()
-    }
-    entries["given up"] = Entry("", 0.9, factor=1.9, stopped_after=2)
-    journal, plain = SimpleNamespace(entries=entries), entries[uniform(1.0).digest()]
-    made = SimpleNamespace(journal=journal, evaluator=SimpleNamespace(score=score), uniform=uniform, plain=plain)
+    def entry(f, values):
+        return Entry("", score({"acc": values}).fitness, factor=f, examples={"acc": values})
+
+    plain = entry(1.0, [1, 0, 1, 0])
+    entries = {f: entry(f, values) for f, values in measured.items()}
+    entries |= {1.0: plain, "given up": Entry("", 0.9, factor=1.9, stopped_after=2)}
+    made = SimpleNamespace(journal=SimpleNamespace(entries=entries), evaluator=SimpleNamespace(score=score))
+    made.plain, made.uniform = plain, uniform
     made.plain_on = lambda examples: run.Search.plain_on(made, examples)
     assert run.Search.best_uniform.fget(made) == (factor and uniform(factor))
