@@ -307,8 +307,8 @@ MUTANTS = (
     Mutant(
         "what is given up is not asked the rest of its prompts",
         "search/evaluator.py",
-        "in self.engine.answer(order, may_stop=race is not None):",
-        "in self.engine.answer(order):",
+        "in self.engine.answer(order, may_stop=race is not None, settled=settled):",
+        "in self.engine.answer(order, settled=settled):",
         (f"{SEARCH}/test_evaluator.py",),
     ),
     Mutant(

@@ -74,21 +74,19 @@ def test_models_in_turns_answer_as_each_does_alone():
     model = costs.build("tiny", "cpu", "float32")
     other = costs.with_method("plain", model)
     assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in other.parameters()}
-    tokens = torch.randint(3, 90, (1, 20), generator=torch.Generator().manual_seed(0))
     rope.apply(other, [1.5, 1.2, 1.9, 1.1])
-    seen = [], []
+    tokens, seen = torch.randint(3, 90, (1, 20), generator=torch.Generator().manual_seed(0)), ([], [])
     for each, logits in zip((model, other), seen, strict=True):
-        each.register_forward_hook(lambda module, args, output, logits=logits: logits.append(output.logits[:, -1]))
+        each.register_forward_hook(lambda *passed, logits=logits: logits.append(passed[-1].logits[0, -1]))
     seconds = costs.in_turns([model, other], tokens, 3, random.Random(0))
     assert [len(each) for each in seconds] == [4, 4]
-    for each, decoded in zip((model, other), map(list, seen), strict=True):
-        ids = tokens
-        for logits in decoded:
-            with torch.no_grad():
-                alone = each(ids, use_cache=False).logits[:, -1]
-            assert torch.allclose(logits, alone, atol=1e-4)
-            ids = torch.cat((ids, alone.argmax(-1, keepdim=True)), dim=1)
-    assert not torch.allclose(seen[0][0], seen[1][0], atol=1e-3)
+    in_turns = [torch.stack(logits) for logits in seen]
+    for each, logits in zip((model, other), in_turns, strict=True):
+        alone = each.generate(
+            tokens, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
+        ).logits
+        assert torch.allclose(logits, torch.cat(alone), atol=1e-4)
+    assert not torch.allclose(*in_turns, atol=1e-3)
 
 
 GIVEN = {"model": "reference-kv", "dtype": "float32", "device": "cpu", "batch_size": 8, "questions": 1, "rounds": 1}

@@ -9,7 +9,7 @@ from lpes_eval.errors import UserError
 from search import config, optimizers, parser, run, search
 from search.optimizers.base import Generation
 from search.space import Individual
-from small_searches import SMALL, found, journal
+from small_searches import found, journal
 
 
 def make_optimizer(args, layers=32):
@@ -113,12 +113,6 @@ def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, f
     (tmp_path / "empty.yaml").touch()
     with pytest.raises(UserError, match=message):
         run.load(config.parse([flag.replace("FOLDER", str(tmp_path)) for flag in flags]))
-
-
-def test_no_shots_are_kept(command, tmp_path):
-    plain = ["--tasks", "toy_plain", *SMALL]
-    assert command(*plain, "--num_fewshot", "0", output=tmp_path / "shots")[0] == 0
-    assert factors_file.load(found(tmp_path / "shots")).origin["search"]["num_fewshot"] == 0
 
 
 def test_a_program_searches_as_the_command_does(command, task_folder, tmp_path, capsys):

@@ -22,13 +22,14 @@ DRAW = pages.draw
 
 def test_the_published_search_writes_what_it_found_and_how_it_went(command, tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "draw", DRAW)
-    status, out, _ = command(*SMALL, "--held_out_examples", "4")
+    status, out, _ = command(*SMALL, "--held_out_examples", "4", "--num_fewshot", "0")
     assert status == 0
     folder = tmp_path / "out"
     written, factors = report(folder), factors_file.load(found(folder))
     assert factors.per_layer() == written["factors"]
     assert factors.origin["fitness"]["value"] == written["best"]["fitness"]
     assert factors.origin["search"]["lambdas"] == [1.0, 1.0, 1.0]
+    assert factors.origin["search"]["num_fewshot"] == 0
     assert factors.origin["search"]["versions"].keys() == {"toy"}
     assert factors.origin["proof"]["differences"] == written["differences"]
     assert factors.origin["proof"]["command"].startswith("lm_eval --model lpes")

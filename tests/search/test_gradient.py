@@ -124,13 +124,6 @@ def test_each_step_is_adams_and_stays_within_the_bounds_of_equation_9():
     assert ours[-1][:2] == [1.0, 2.0]
 
 
-def test_a_search_that_goes_on_descends_to_the_same_factors_again(loss):
-    settings = {"epoch_samples": 4, "learning_rate": 0.02}
-    once = followed(descent(loss, 3, **settings))
-    assert once == followed(descent(loss, 3, **settings))
-    assert once[0] == [1.5] * 3 != once[-1]
-
-
 def test_it_needs_reference_answers(toy_lm, load):
     with pytest.raises(UserError, match="toy_choice"):
         AnswerLoss(toy_lm, load("toy_choice"))

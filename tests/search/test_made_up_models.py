@@ -180,17 +180,3 @@ def test_a_budget_of_prompts_counts_those_of_the_guards(search):
     asked = [(e["prompts"], e.get("guard_prompts", 0)) for e in journal(folder) if e.get("generation") is not None]
     assert sum(of_guards for _, of_guards in asked) == report(folder)["guard_prompts"] > 0
     assert sum(map(sum, asked[:-1])) < 2000 <= sum(map(sum, asked))
-
-
-def test_two_metrics_of_a_task_are_two_guards(search, capsys):
-    def right(s, keys, position):
-        if position == 0:
-            return 0.9 if s[1] == 1 else 0.1
-        return 0.3 + min(0.6, 1.2 * (s[1] - 1)) - 0.3 * (abs(s[0] - 1) + abs(s[2] - 1) + abs(s[3] - 1))
-
-    guards = ["--guard", "kv_retrieval:acc@0", "--guard", "kv_retrieval:acc@100"]
-    folder = search(right, "--examples", "48", *guards)
-    assert report(folder)["factors"] == [1.0] * 4
-    named = re.search("^Guards .*$", capsys.readouterr().out, re.M)[0]
-    assert all(f"kv_retrieval{one} (" in named for one in (", num_keys=4", ":acc@0", ":acc@100"))
-    search(right, *guards[:2], *guards[:2], folder="twice", status=2)

@@ -184,36 +184,17 @@ def test_the_example_in_the_docstring_runs():
     assert outcome.failed == 0
 
 
-@pytest.mark.parametrize("space", [Space(L=16), Space(L=16, grid=False), Space.free(9)])
-def test_a_seed_gives_one_search_and_another_seed_another(space):
-    def searched(seed):
-        return run(ga(space, N_ps=12, N_pa=5, T=6, seed=seed), noise(1))
-
-    assert searched(3) == searched(3) != searched(4)
-
-
 def test_random_numbers_are_those_of_any_platform_and_version():
     """Measured once; only the Mersenne Twister's random() is behind them, which Python keeps for a seed."""
     _, best = run(ga(Space(L=32), seed=20251121), noise(7))
     assert best.points == ((3.0, 1.4), (10.0, 1.6), (17.0, 1.4), (28.0, 1.8))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Space(L=3, d=3), "4 control points do not fit 3 layer"),
-        (lambda: ga(Space(L=32), N_pa=33), "--parents 33"),
-    ],
-)
-def test_settings_that_make_no_search_are_refused(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
-
-
-def test_a_space_without_room_to_mutate_still_searches():
-    """As many control points as layers: the x have one arrangement on the grid, and nearly all draws break Eq. 10."""
-    generations = search(ga(Space(L=9, d=8), N_ps=4, N_pa=2, T=1), noise(0))
-    assert all([x for x, _ in i.points] == list(range(9)) for g in generations for i in g)
+def test_settings_that_make_no_search_are_refused():
+    with pytest.raises(UserError, match="4 control points do not fit 3 layer"):
+        Space(L=3, d=3)
+    with pytest.raises(UserError, match="--parents 33"):
+        ga(Space(L=32), N_pa=33)
 
 
 # -- the search of layers ----------------------------------------------------------------------------------------------
