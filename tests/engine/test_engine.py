@@ -75,13 +75,13 @@ FAMILIES = {  # what differs in how keys, positions and masks reach attention
 }
 
 
-def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
+def tiny_lm(folder, family, attention="sdpa", **settings):
     """A model of this family, with factors."""
     tokenizer.save(folder, 1024)
     config = tiny_config(family, vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, **settings)
     config._attn_implementation = attention
-    model, reads = tiny_model(config).to(getattr(torch, dtype)), AutoTokenizer.from_pretrained(folder)
-    lm = LPES(pretrained=model, tokenizer=reads, batch_size=1, device="cpu")
+    reads = AutoTokenizer.from_pretrained(folder)
+    lm = LPES(pretrained=tiny_model(config), tokenizer=reads, batch_size=1, device="cpu")
     rope.apply(lm.model, [1.0 + 0.3 * h for h in range(len(rope.find_decoder(lm.model).layers))])
     return lm
 
@@ -106,12 +106,6 @@ def test_prompts_of_a_batch_are_answered_as_each_alone(family, tmp_path, forward
         rows = [rows for rows, _ in forwards]
         assert max(rows) > 2
         assert len(set(rows)) > 3  # answers that are complete leave
-
-
-def test_so_they_are_in_half_precision(tmp_path):
-    lm, requests = tiny_lm(tmp_path, "llama", "bfloat16", eos_token_id=[1]), questions()
-    pairs = zip(texts(ExactEngine(lm, requests)), alone(lm, requests), strict=True)
-    assert sum(ours == theirs for ours, theirs in pairs) >= 0.8 * len(requests)  # but for ties, which rounding decides
 
 
 def test_prompts_that_begin_with_one_another_are_answered_as_each_alone(toy_lm):

@@ -204,14 +204,11 @@ def test_other_prompts_documents_weights_or_another_model_are_another_fitness(to
     evaluator = Evaluator(toy_lm, [plain])
     before = evaluator.describe()
     assert Evaluator(toy_lm, load("toy_plain"), fast=False).describe() == before  # how it is measured is none
-    evaluator([1.0, 1.5, 1.2])
-    assert evaluator.describe() == before
     documents = [doc | {"answer": "other"} for doc in plain.docs]
     others = [load("toy_plain", system_instruction="Answer."), [replace(plain, docs=documents)]]
     for other in (*others, load("toy_plain", examples=2), load("toy_plain", metrics=["em"])):
         assert Evaluator(toy_lm, other).describe() != before
     model = evaluator.engine.fingerprint()
-    assert evaluator.engine.fingerprint() == model
     weight = toy_lm.model.model.layers[1].mlp.up_proj.weight
     with torch.no_grad():
         was = weight[0, 0].item()

@@ -23,20 +23,6 @@ def start(folder, name="ga"):
     return subprocess.Popen([*TOY, str(folder), name], stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY, env=env)
 
 
-def interrupted(folder, journal):
-    """A search's folder as it was left, with these bytes in its journal."""
-    folder.mkdir()
-    (folder / "journal.jsonl").write_bytes(journal)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    toy_search.main(folder)
-    return folder
-
-
 @pytest.mark.parametrize("name", ["ga", "layers"])
 def test_a_search_killed_at_random_instants_ends_with_the_same_bytes(name, tmp_path):
     """`kill -9` again and again, each time the same command goes on; nothing recorded is evaluated a second time."""
@@ -57,17 +43,19 @@ def test_a_search_killed_at_random_instants_ends_with_the_same_bytes(name, tmp_p
         assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "undisturbed" / file).read_bytes()
 
 
-def test_a_journal_cut_at_any_byte_of_its_first_or_last_line_goes_on_to_the_same_end(undisturbed, tmp_path):
-    whole = (undisturbed / "journal.jsonl").read_bytes()
+def test_a_journal_cut_at_any_byte_of_its_first_or_last_line_goes_on_to_the_same_end(tmp_path):
+    toy_search.main(tmp_path)
+    path, factors = tmp_path / "journal.jsonl", tmp_path / "factors.json"
+    whole, written = path.read_bytes(), factors.read_bytes()
     first, last = whole.index(b"\n"), len(whole) - len(whole.splitlines()[-1]) - 1
     for cut in (5, first, last + 1, (last + len(whole)) // 2, len(whole) - 1):
-        folder = interrupted(tmp_path / str(cut), whole[:cut])
-        with Journal(folder, {"seed": {"seed": 0}}) as journal:
+        path.write_bytes(whole[:cut])
+        factors.unlink()
+        with Journal(tmp_path, {"seed": {"seed": 0}}) as journal:
             (note,) = journal.notes
         assert "torn off" in note
-        toy_search.main(folder)
-        assert (folder / "journal.jsonl").read_bytes() == whole
-        assert (folder / "factors.json").read_bytes() == (undisturbed / "factors.json").read_bytes()
+        toy_search.main(tmp_path)
+        assert (path.read_bytes(), factors.read_bytes()) == (whole, written)
 
 
 ENTRY = {"key": "a", "fitness": 0.5, "generation": 0}
