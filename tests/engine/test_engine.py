@@ -242,6 +242,11 @@ def test_what_the_engine_cannot_answer_as_hf_is_left_to_hf_and_a_line_says_why(f
     request.arguments[1]["num_beams"] = 2
     assert len(lm.generate_until([request], disable_tqdm=True)) == 1
     assert "hf's own loop answers, because generation is not plainly greedy (num_beams)" in caplog.text
+    lm.model.generation_config.repetition_penalty = 1.05
+    assert "repetition_penalty" in reason_against(lm, questions())
+    lm.model.generation_config.repetition_penalty = None
+    lm.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    assert "dynamic positions" in reason_against(lm, questions())
     MsPoE().generate_until(questions()[:2], disable_tqdm=True)  # which decides on the prompt what holds for the answer
     assert not forwards
 

@@ -98,14 +98,10 @@ def test_lengths_that_a_file_does_not_have_are_left_out(tmp_path, capsys):
     assert "Loading" not in printed.out
 
 
-@pytest.mark.parametrize(
-    ("task", "metadata"), [("kv_retrieval", "num_keys=4"), ("mdqa_pos", "num_documents=2,source=generated")]
-)
-def test_the_search_that_it_names_asks_the_same_data(task, metadata, tmp_path):
+def test_the_search_that_it_names_asks_the_same_data(tmp_path):
     """On generated articles, where a named model's search would ask the official ones."""
     model = shutil.copytree(reference.path("kv"), tmp_path / "model")
-    words = ["--tasks", task, "--metadata", metadata.partition(",")[0], "--budget", "1prompts"]
+    words = ["--tasks", "mdqa_pos", "--metadata", "num_documents=2", "--budget", "1prompts"]
     assert diagnose.main([str(model), *words, "--output", str(tmp_path / "new")]) == 0
     (one,) = json.loads((tmp_path / "new" / "diagnosis.json").read_text())["searches"]
-    assert f"--metadata {metadata}" in one["command"]
-    assert ("source" in one["command"]) == ("source" in metadata)
+    assert "--metadata num_documents=2,source=generated" in one["command"]

@@ -12,7 +12,6 @@ from lm_eval.tasks import TaskManager
 
 from lpes_eval import rope
 from lpes_eval.data import splits
-from lpes_eval.engine.limits import reason_against
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.methods.lpes import LPES
 from search.evaluator import Evaluator
@@ -341,22 +340,6 @@ def test_answers_that_end_once_nothing_can_change_their_score_have_the_same_scor
         assert settled.examples == whole.examples
         assert {value for values in whole.examples.values() for value in values} == {0.0, 1.0}
         assert sum(settled.ended) < sum(whole.ended)
-
-
-@pytest.mark.parametrize(
-    ("config", "setting", "value", "named"),
-    [
-        ("generation_config", "repetition_penalty", 1.05, "repetition_penalty"),
-        ("config", "rope_parameters", {"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
-    ],
-)
-def test_what_is_not_plain_decoding_or_has_positions_that_depend_on_the_length_is_left_to_the_harness(
-    toy_lm, load, monkeypatch, config, setting, value, named
-):
-    (part,) = load("toy_plain")
-    assert reason_against(toy_lm, part.task.instances) is None
-    monkeypatch.setattr(getattr(toy_lm.model, config), setting, value)
-    assert named in reason_against(toy_lm, part.task.instances)
 
 
 @pytest.mark.parametrize(

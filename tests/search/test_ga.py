@@ -85,9 +85,6 @@ def test_improbable_individuals_are_given_up_and_the_summary_says_at_what_risk(c
     assert any("stopped_after" in entry for entry in entries)
     assert all(("examples" in entry) != ("stopped_after" in entry) for entry in entries)
     assert "a probability of at most 50 %" in (tmp_path / "out" / "summary.md").read_text()
-    status, _, err = command(*flags, "--early_stopping", "probable", "--early_stopping_error", "0.4")
-    assert status == 2
-    assert "search.early_stopping_error was 0.5, is now 0.4" in err
 
 
 def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_seconds(command, tmp_path, monkeypatch):

@@ -31,20 +31,8 @@ class Answers(harness.HarnessEngine):
     question = 0
     """The number of the one that ``right`` is asked about."""
 
-    def fingerprint(self):
-        return {"made up": 1}
-
-    def weights(self):
-        return None
-
-    def set_factors(self, factors):
-        self.factors = tuple(factors)
-
-    def answer(self, order=None, may_stop=False, settled=None):
-        waiting = range(len(self._requests)) if order is None else [i for some in order for i in some]
-        step = max(1, len(waiting) // 8)
-        for k in range(0, len(waiting), step):
-            yield {i: [self._answer(self._requests[i])] for i in waiting[k : k + step]}
+    def _answer_some(self, numbers):
+        return {i: [self._answer(self._requests[i])] for i in numbers}
 
     def _answer(self, request):
         task = TASK_OF[id(request)]

@@ -57,10 +57,6 @@ def search(algorithm, fitness):
     return [generation.individuals for generation in run(algorithm, fitness)[0]]
 
 
-def first_generation(algorithm):
-    return next(algorithm.search()).individuals
-
-
 def noise(seed):
     """A fitness without any structure, the same for the same points."""
     return lambda individual: int(sha256(repr((seed, individual.points)).encode()).hexdigest()[:12], 16) / 2**48
@@ -94,13 +90,13 @@ def test_every_individual_obeys_equation_10_and_the_grid_and_every_mutant_equati
 
 
 def test_first_individual_is_equation_8_rounded_to_the_grid_if_there_is_one_or_the_start():
-    first, *others = first_generation(ga(Space(L=31, d=3)))
+    first, *others = search(ga(Space(L=31, d=3), T=0), noise(0))[0]
     assert first.points == ((0.0, 1.5), (10.0, 1.5), (20.0, 1.5), (30.0, 1.5))
     assert all(other.parents == (first.points,) for other in others)
     assert [x for x, _ in Space(L=32, d=3).start()] == [0, 10, 21, 31]
     assert [x for x, _ in Space(L=32, d=3, grid=False).start()] == [0, 31 / 3, 62 / 3, 31]
     P = ((0.0, 1.0), (3.0, 1.2), (9.0, 1.4), (15.0, 1.1))
-    first, *others = first_generation(ga(Space(L=16), start=P))
+    first, *others = search(ga(Space(L=16), start=P, T=0), noise(0))[0]
     assert first.points == P
     assert all(individual.parents == (P,) for individual in others)
 
