@@ -1,11 +1,7 @@
 """A small model with definite opinions, and small lm-eval tasks for it, made on the spot."""
 
-import errno
-import math
-import os
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from lm_eval.tasks import TaskManager
@@ -66,22 +62,6 @@ def few_tasks(monkeypatch):
     few = partial(TaskManager, include_defaults=False)
     monkeypatch.setattr("search.tasks.TaskManager", lambda **given: few(**given | few.keywords))
     monkeypatch.setattr("search.tasks._listed", lambda *folders: few(include_path=[*folders]))
-
-
-@pytest.fixture
-def disk(monkeypatch):
-    """A disk with ``room`` for so many more writes: of one that does not fit, all but the end gets there."""
-    disk, fsync = SimpleNamespace(room=math.inf), os.fsync
-
-    def write(descriptor):
-        disk.room -= 1
-        if disk.room < 0:
-            os.truncate(descriptor, os.fstat(descriptor).st_size - 20)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", write)
-    return disk
 
 
 @pytest.fixture

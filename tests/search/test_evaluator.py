@@ -1,6 +1,7 @@
 """The fitness against ``lm_eval.simple_evaluate``, example by example."""
 
 import itertools
+import json
 import random
 import shutil
 from dataclasses import replace
@@ -20,12 +21,12 @@ from search.tasks import load_tasks
 
 
 def individuals(count, layers=3, seed=0):
-    """Random factors in tenths, each changed from the one before in one layer, as a mutant from its parent."""
+    """Random factors in hundredths, each changed from the one before in one layer, as a mutant from its parent."""
     rng = random.Random(seed)
     factors = [1.0] * layers
     for _ in range(count):
         factors = list(factors)
-        factors[rng.randrange(layers)] = rng.randint(10, 20) / 10
+        factors[rng.randrange(layers)] = rng.randint(100, 200) / 100
         yield factors
 
 
@@ -169,7 +170,10 @@ def test_the_likelihood_of_the_reference_answers_is_that_of_one_forward_pass_a_p
         for u in (3, 12):
             [request] = [r for r in kv.task.instances if (r.doc_id, r.idx) == (u, number)]
             prompt = lm.tok_encode(request.args[0], add_special_tokens=False)
-            written = kv.task.config.target_delimiter + kv.task.written(request.doc, column.position)
+            text = request.args[0]
+            records = json.loads(text[text.index("{") : text.index("}") + 1])
+            key = text[text.rindex('Key: "') + len('Key: "') :].split('"')[0]
+            written = kv.task.config.target_delimiter + json.dumps(records[key])
             answer = lm.tok_encode(written, add_special_tokens=False)
             with torch.no_grad():
                 logits = lm.model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)

@@ -1,7 +1,8 @@
 """The command, from its flags to its files, on a toy model."""
 
+import errno
 import json
-import math
+import os
 import re
 import shlex
 import signal
@@ -130,11 +131,20 @@ def test_a_search_that_is_stopped_prints_the_command_that_goes_on_and_loses_noth
     assert found(tmp_path / "out").read_bytes() == found(tmp_path / "undisturbed").read_bytes()
 
 
-def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, disk):
+def test_a_full_disk_ends_the_search_in_one_line_and_it_goes_on_with_more_room(command, tmp_path, monkeypatch):
     assert command(*SEARCH_ONLY, output=tmp_path / "undisturbed")[0] == 0
-    disk.room = 12
-    status, _, err = command(*SEARCH_ONLY)
-    disk.room = math.inf
+    fsync, written = os.fsync, []
+
+    def write(descriptor):
+        written.append(descriptor)
+        if len(written) > 12:  # the end of what is written does not get there
+            os.truncate(descriptor, os.fstat(descriptor).st_size - 20)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", write)
+        status, _, err = command(*SEARCH_ONLY)
     assert status == 2
     first, second = err.splitlines()[-2:]
     assert "No space left" in first

@@ -15,7 +15,7 @@ from search import optimizers
 from search.optimizers import ga as genetic
 from search.optimizers.base import Fitness, drive
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
-from search.optimizers.layers import LayerSearch, bands_of
+from search.optimizers.layers import LayerSearch
 from search.space import Individual, Space
 
 
@@ -108,7 +108,7 @@ def test_where_all_are_equally_fit_chance_decides_and_the_first_have_no_advantag
         first = [individual.points for individual in generations[0]]
         for P in {P for child in generations[1] for P in child.parents}:
             chosen[first.index(P)] += 1
-    assert all(22 <= count <= 78 for count in chosen)  # 50 each, give or take 4 standard errors
+    assert all(26 <= count <= 74 for count in chosen)  # 50 each, give or take 4 standard errors
 
 
 def test_the_search_does_not_depend_on_the_fitness_of_those_that_are_not_chosen():
@@ -239,12 +239,7 @@ def noisy(target, noise=0.05):
 
 
 @pytest.mark.parametrize(
-    "target",
-    [
-        [1, 1, 0.6, 1, 1, 1],
-        [1] * 4 + [1.8] + [1] * 7 + [0.7] + [1] * 17,
-        [1.25] * 30,
-    ],
+    "target", [[1, 1, 0.6, 1, 1, 1], [1] * 4 + [1.8] + [1] * 7 + [0.7] + [1] * 17, [1.25] * 30], ids=len
 )
 def test_it_finds_planted_layers_and_bands_above_and_below_1(target):
     _, best, _ = layer_search(noisy(target), len(target))
@@ -290,11 +285,6 @@ def test_a_layer_obeys_the_narrowest_band_that_it_is_in_and_no_factor_leaves_the
     search = LayerSearch(Space.free(4), start=Space.free(4).start(1.2))
     points = search._points({(1, 2): 1.5, (0, 4): 1.1, (2, 4): 4.0, (3, 4): 0.1})
     assert [y for _, y in points] == [1.32, 1.8, 2.0, 0.5]
-
-
-def test_bands_are_the_whole_stack_its_halves_and_so_on_and_single_layers_of_a_small_one():
-    assert bands_of(6, 4) == [(0, 6), (0, 3), (3, 6), (0, 2), (2, 3), (3, 4), (4, 6)]
-    assert bands_of(3, 8) == [(0, 3), (0, 2), (2, 3), (0, 1), (1, 2)]
 
 
 def test_every_file_of_the_folder_is_an_optimiser_with_a_line_for_help():
