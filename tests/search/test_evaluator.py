@@ -349,11 +349,8 @@ def test_answers_that_end_once_nothing_can_change_their_score_have_the_same_scor
 @pytest.mark.parametrize(
     ("tasks", "options", "message"),
     [
-        (["toy_plain"], {"metadata": {"search_seed": 1.5}}, "expected a whole number"),
-        (["toy"], {"positions": (0, 130, 100)}, "positions="),
         (["toy"], {"lambdas": (0, 0, 0)}, "a sum above 0"),
         (["toy"], {"weights": (1, 2)}, "2 weights for 1 task"),
-        (["toy_plain"], {"metrics": ["hits,strict"]}, "no filter 'strict'"),
         (["toy_plain"], {"metrics": ["f1"]}, "no metric 'f1'; it has hits, misses, em"),
         (["toy_plain", "toy_plain"], {}, "asked for twice"),
         (["toy_plain"], {"apply_chat_template": True}, "has no chat template"),

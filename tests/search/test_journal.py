@@ -68,7 +68,6 @@ ENTRY = {"key": "a", "fitness": 0.5, "generation": 0}
         (ENTRY | {"guards": {"g": {"plain": 1.0}}}, "guards lacks a field"),
         (ENTRY | {"points": [0.5]}, "points is float, expected list"),
         (ENTRY | {"fitnes": 0.5}, "unknown field 'fitnes'"),
-        ({"key": "a"}, "lacks a field"),
         ('{"key": "a", "fitness": NaN}', "not a finite number"),
         ('{"key": "a", "fit', "not JSON"),
     ],

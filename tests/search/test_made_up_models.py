@@ -20,16 +20,14 @@ def luck(*of):
     return int(hashlib.sha256(repr(of).encode()).hexdigest()[:12], 16) / 16**12
 
 
-TASK_OF = {}
-"""By the id of a request."""
+TASK_OF = {}  # by the id of a request
 
 
 class Answers(harness.HarnessEngine):
     """Gives the answer that was asked for, or none: as ``right`` (factors, number of records, position) is probable."""
 
     right = None
-    question = 0
-    """The number of the one that ``right`` is asked about."""
+    question = 0  # the number of the one that ``right`` is asked about
 
     def _answer_some(self, numbers):
         return {i: [self._answer(self._requests[i])] for i in numbers}

@@ -94,9 +94,8 @@ def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_pa
     divided = {"--tasks": ["toy,toy_plain"], "--samples": [str(tmp_path / "held_out_samples.json")]}
     toy_plain = SimpleNamespace(**vars(task) | {"name": "toy_plain", "divided": True})
     assert command(task, toy_plain) == expected | divided
-    given = command(task, more=["--model_args", 'pretrained=a,b={"c": 1}', "--batch_size", "auto"])
+    given = command(task, more=["--model_args", 'pretrained=a,b={"c": 1}'])
     assert json.loads(*given["--model_args"])["b"] == {"c": 1}
-    assert "--batch_size" not in given
     task.left_out, task.columns = {20.0: 0.0}, [SimpleNamespace(position=p) for p in (0.0, 40.0)]
     assert json.loads(*command(task)["--metadata"]) == {"num_keys": 9, "positions": [0, 40]}
 
