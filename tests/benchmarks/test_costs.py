@@ -1,4 +1,4 @@
-"""The costs: every method beside the plain model, the same work on both sides, and the page holds what was printed."""
+"""The costs: every method beside the plain model, with the same work on both sides."""
 
 import random
 import re
@@ -70,7 +70,7 @@ def test_a_method_that_refuses_is_named_and_a_bug_is_not_hidden(monkeypatch, cap
 
 
 def test_models_in_turns_answer_as_each_does_alone():
-    """What is timed is the same work: tokens decoded in turns are those of a model that has the machine to itself."""
+    """What is timed is the same work."""
     model = costs.build("tiny", "cpu", "float32")
     other = costs.with_method("plain", model)
     assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in other.parameters()}

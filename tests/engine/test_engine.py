@@ -1,4 +1,4 @@
-"""The engine's answers to prompts that share beginnings and finish at different times, against ``hf`` one by one."""
+"""The engine's answers against those of ``hf``, one by one."""
 
 import gc
 import random
@@ -28,7 +28,7 @@ WORDS = ("red", "blue", "green", "black", "white", "brown", "pink", "grey")
 
 
 def questions(beginnings=(60, 61, 48, 20), asked_of_each=4, seed=0, tokens=14):
-    """Requests about a few texts of different lengths, several about each, of different lengths, and two short ones."""
+    """Requests of different lengths, several about each of a few texts, and two short ones."""
     rng = random.Random(seed)
     texts = ["red is:", "blue"]
     for words in beginnings:
@@ -212,9 +212,6 @@ def test_an_answer_that_is_settled_is_not_written_on(toy_lm, forwards):
     assert all(full.startswith(answer) and len(answer) > 4 for answer, full in shorter)
 
 
-# -- lm-eval's own call ----------------------------------------------------------------------------------------------
-
-
 def test_lm_evals_call_is_answered_by_the_engine_as_hf_answers_it(forwards):
     lm, slow = (PI(factor=1.3, batch_size=size, fast=size > 1) for size in (3, 1))
     requests, partial = questions(), []
@@ -247,7 +244,7 @@ def test_what_the_engine_cannot_answer_as_hf_is_left_to_hf_and_a_line_says_why(f
     lm.model.generation_config.repetition_penalty = None
     lm.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
     assert "dynamic positions" in reason_against(lm, questions())
-    MsPoE().generate_until(questions()[:2], disable_tqdm=True)  # which decides on the prompt what holds for the answer
+    MsPoE().generate_until(questions()[:2], disable_tqdm=True)
     assert not forwards
 
 
@@ -256,9 +253,6 @@ def test_layers_with_chunks_shared_keys_or_states_are_left_to_hf(family, tmp_pat
     engine, reason = engine_for(tiny_lm(tmp_path, family), questions()[:2])
     assert type(engine) is HarnessEngine
     assert reason == "not all of its layers attend to the text or to a window of it"
-
-
-# -- vLLM ------------------------------------------------------------------------------------------------------------
 
 
 def test_vllm_loads_a_models_revision_once_and_goes_with_it(monkeypatch, tmp_path):

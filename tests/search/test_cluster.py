@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("RAY_worker_niceness", "0")  # else whatever else runs on this machine goes before the workers
+os.environ.setdefault("RAY_worker_niceness", "0")  # else whatever else runs goes before
 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
@@ -70,7 +70,7 @@ def test_results_come_in_the_order_of_asking_from_several_workers(pool):
     assert len(workers) == 2
 
 
-def test_what_kills_three_workers_is_failed_and_whatever_else_a_killed_worker_had_is_measured(pool, tmp_path):
+def test_what_kills_three_workers_is_failed_and_all_else_is_measured(pool, tmp_path):
     jobs = [20, tmp_path / "a", 13, 21, tmp_path / "b", 22]
     failed = {"failed": "3 workers died while they measured it"}
     assert measured(pool, jobs)[0] == [failed if job == 13 else job for job in jobs]

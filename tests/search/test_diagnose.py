@@ -1,4 +1,4 @@
-"""``lpes-eval diagnose``: its statistics against closed forms and simulation, and the command on a small model."""
+"""``lpes-eval diagnose``: its statistics against a closed form, and the command on a small model."""
 
 import json
 import random

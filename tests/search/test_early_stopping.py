@@ -1,4 +1,4 @@
-"""The error rate of giving up early: exactly over all orders of small populations, and simulated for large ones."""
+"""The error rate of giving up early: exact of small populations, and simulated of large ones."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def test_a_bet_that_cannot_win_is_a_fair_game_at_best(values, surplus):
 
 
 def population(rng, questions, shared):
-    """The parent's and an individual's answers, 1 or 0, with equal totals: it would just reach the parent's fitness."""
+    """The parent's and an individual's answers, 1 or 0, with equal totals."""
     rival = [float(rng.random() < 0.6) for _ in range(questions)]
     moved = [k for k in range(questions) if rng.random() > shared]
     own = list(rival)

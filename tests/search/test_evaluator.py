@@ -66,7 +66,7 @@ def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness
             if evaluator is not slow:  # which counts tokens in an answer's text
                 assert measured.ended == ended.setdefault(tuple(factors), measured.ended)
         seen.add(measured.fitness)
-    assert {0, 1} == {each for values in ended.values() for each in values}  # some answers end, others are cut short
+    assert {0, 1} == {each for values in ended.values() for each in values}  # some answers are cut short
     assert len(seen) > 1  # factors matter here, so agreeing was not a matter of course
 
 
@@ -150,7 +150,7 @@ def test_a_part_of_the_questions_scores_as_it_does_among_all(toy_lm, load):
     evaluator = Evaluator(toy_lm, tasks)
     part = evaluator.part((0, 2))
     some, whole = (evaluator(factors, part=questions) for questions in (part, None))
-    assert evaluator.asked(part) == 2 * 3 + 2  # of five questions two, of which one task asks each at three positions
+    assert evaluator.asked(part) == 2 * 3 + 2  # two questions, of one task at three positions
     assert whole.examples == Evaluator(toy_lm, tasks)(factors).examples
     for name, values in whole.examples.items():
         assert some.examples[name] == [*values[:2], None, None, None]
@@ -185,9 +185,8 @@ def test_the_likelihood_of_the_reference_answers_is_that_of_one_forward_pass_a_p
 
 def test_positions_at_which_the_gold_item_stands_at_the_same_place_count_once(toy_lm):
     def kv(keys, positions, **options):
-        (part,) = load_tasks(
-            toy_lm, ["kv_retrieval"], metadata={"num_keys": keys}, positions=positions, examples=3, **options
-        )
+        options |= {"metadata": {"num_keys": keys}, "positions": positions}
+        (part,) = load_tasks(toy_lm, ["kv_retrieval"], examples=3, **options)
         return part, {column.metric: column.weight for column in part.columns}
 
     search, weights = kv(4, (0, 20, 50, 100), lambdas=[1, 5, 1, 2])
@@ -295,7 +294,7 @@ def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_
 
 
 def test_what_is_given_up_on_easy_questions_is_told_as_less_fit_than_the_cutoff(toy_lm, load, monkeypatch):
-    """On the first ones it has 0.6 and the other 1; the cutoff is 0.5, as the other has none of the last ones."""
+    """On the first ones it has 0.6 and the other 1; the cutoff is 0.5."""
     monkeypatch.setattr("search.evaluator.rng.shuffled", lambda values, rng: list(values))
     evaluator = Evaluator(toy_lm, load("toy_luck", examples=4))
     own, other = (dict.fromkeys(evaluator.columns, values) for values in ([0.6] * 4, [1.0, 1.0, 0.0, 0.0]))

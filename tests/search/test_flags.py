@@ -33,11 +33,11 @@ def test_flags_choose_the_optimizer_and_its_budget(flags, name, evaluations):
 
 
 def test_whatever_says_how_a_task_is_measured_reaches_it():
-    flags = ["--tasks", "a", "b", "--model_args", "pretrained=x,token=hf_secret", "--search_seed", "5", "--metadata"]
-    flags += ["num_keys=9", "--positions", "0,100", "--lambdas", "1,3", "--task_weights", "2,1", "--metrics", "acc;em"]
-    flags += ["--include_path", "tasks", "--num_fewshot", "2", "--fewshot_seed", "7", "--apply_chat_template"]
-    flags += ["--fewshot_as_multiturn", "false", "--system_instruction", "Be brief.", "--gen_kwargs", "max_gen_toks=3"]
-    assert config.task_options(config.parse([*flags, "--confirm_run_unsafe_code"])) == {
+    flags = "--tasks a b --model_args pretrained=x,token=hf_secret --search_seed 5 --metadata num_keys=9"
+    flags += " --positions 0,100 --lambdas 1,3 --task_weights 2,1 --metrics acc;em --include_path tasks"
+    flags += " --num_fewshot 2 --fewshot_seed 7 --apply_chat_template --fewshot_as_multiturn false"
+    flags += " --system_instruction Be_brief. --gen_kwargs max_gen_toks=3 --confirm_run_unsafe_code"
+    assert config.task_options(config.parse(flags.split())) == {
         "metadata": {"pretrained": "x", "search_seed": 5, "num_keys": 9},
         "positions": [0.0, 100.0],
         "lambdas": [1.0, 3.0],
@@ -48,7 +48,7 @@ def test_whatever_says_how_a_task_is_measured_reaches_it():
         "fewshot_random_seed": 7,
         "apply_chat_template": True,
         "fewshot_as_multiturn": False,
-        "system_instruction": "Be brief.",
+        "system_instruction": "Be_brief.",
         "gen_kwargs": {"max_gen_toks": 3},
         "confirm_run_unsafe_code": True,
     }
@@ -141,10 +141,9 @@ def test_a_program_searches_as_the_command_does(command, task_folder, tmp_path, 
 
 
 def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
-    flags = {"positions": [50, 0], "guard": ["gsm8k", "ppl::0.2"], "output": tmp_path / "x", "continuous": True,
-             "tasks": ["kv_retrieval,mdqa_pos", "gsm8k"], "metadata": {"num_keys": 25}, "start": tmp_path, "epochs": 3,
-             "metrics": ["acc,none", "em"], "apply_chat_template": False, "num_fewshot": None}  # fmt: skip
-    typed = ["--start", str(tmp_path), "--positions", "50,0", "--guard", "gsm8k", "--guard", "ppl::0.2", "--output",
-             str(tmp_path / "x"), "--tasks", "kv_retrieval,mdqa_pos", "gsm8k", "--metadata", "num_keys=25", "--metrics",
-             "acc,none;em", "--continuous", "--epochs", "3"]  # fmt: skip
-    assert config.given(parser.words(flags)) == config.given(typed)
+    flags = {"positions": [50, 0], "guard": ["gsm8k", "ppl::0.2"], "output": tmp_path / "x"}
+    flags |= {"tasks": ["kv_retrieval,mdqa_pos", "gsm8k"], "metadata": {"num_keys": 25}}
+    flags |= {"metrics": ["acc,none", "em"], "continuous": True, "num_fewshot": None}
+    typed = "--positions 50,0 --guard gsm8k --guard ppl::0.2 --tasks kv_retrieval,mdqa_pos gsm8k"
+    typed += f" --output {tmp_path}/x --metadata num_keys=25 --metrics acc,none;em --continuous"
+    assert config.given(parser.words(flags)) == config.given(typed.split())

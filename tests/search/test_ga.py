@@ -104,7 +104,7 @@ def test_gradient_descent_has_its_examples_in_the_plan_and_its_time_in_the_secon
 
 
 def stopped_at(monkeypatch, number):
-    """A cluster's notice, which ends a search as Ctrl-C does, at so many measurements; returns what is asked for."""
+    """SIGTERM, which ends a search as Ctrl-C does, at so many measurements; returns what is asked for."""
     measure, asked = Bench.measure, []
 
     def stopped(self, job):

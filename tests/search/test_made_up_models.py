@@ -1,4 +1,4 @@
-"""Whole searches of models that are made up: which answers are right under which factors is a formula of the test's."""
+"""Whole searches of models that are made up: a formula says which answers are right."""
 
 import hashlib
 import math
@@ -129,7 +129,7 @@ def test_a_search_that_goes_on_with_a_larger_budget_ends_as_in_one_go(search):
     assert report(once)["factors"] == report(twice)["factors"]
 
 
-def test_where_nothing_helps_there_is_no_file_no_held_out_prompt_and_a_gain_that_would_have_been_seen(search, capsys):
+def test_where_nothing_helps_there_is_no_file_and_no_held_out_prompt(search, capsys):
     folder = search(lambda s, keys, position: 0.5 - 0.2 * abs(mean(s) - 1), "--held_out_examples", "12")
     out = capsys.readouterr().out
     assert report(folder)["factors"] == [1.0] * 4

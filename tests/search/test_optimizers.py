@@ -112,7 +112,7 @@ def test_where_all_are_equally_fit_chance_decides_and_the_first_have_no_advantag
 
 
 def test_the_search_does_not_depend_on_the_fitness_of_those_that_are_not_chosen():
-    """Giving a poor individual up early reports another fitness for it, below the cutoff: nothing may change."""
+    """Of a poor individual that is given up, another fitness is reported, below the cutoff."""
 
     def individuals(poor):
         found = []
@@ -181,7 +181,7 @@ def test_the_example_in_the_docstring_runs():
 
 
 def test_random_numbers_are_those_of_any_platform_and_version():
-    """Measured once; only the Mersenne Twister's random() is behind them, which Python keeps for a seed."""
+    """Measured once; behind them is the Mersenne Twister's random() alone, which Python keeps."""
     _, best = run(ga(Space(L=32), seed=20251121), noise(7))
     assert best.points == ((3.0, 1.4), (10.0, 1.6), (17.0, 1.4), (28.0, 1.8))
 
@@ -191,16 +191,13 @@ def test_more_parents_than_individuals_are_refused():
         ga(Space(L=32), N_pa=33)
 
 
-# -- the search of layers ----------------------------------------------------------------------------------------------
-
 QUESTIONS = 96
 
 
 def layer_search(value, L=6, score=None, **settings):
-    """Run it; ``value`` gives a question's likelihood from the factors and its number, ``score`` all of its score.
+    """Its generations, the factors that it ends with, and itself.
 
-    Returns:
-        The generations, and the factors that it ends with.
+    ``value`` gives a question's likelihood from the factors and its number, ``score`` its score.
     """
     generations, space = [], Space.free(L)
 
