@@ -67,7 +67,7 @@ def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness
                 assert measured.ended == ended.setdefault(tuple(factors), measured.ended)
         seen.add(measured.fitness)
     assert {0, 1} == {each for values in ended.values() for each in values}  # some answers are cut short
-    assert len(seen) > 1  # factors matter here, so agreeing was not a matter of course
+    assert len(seen) > 1  # factors matter here
 
 
 def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, load, harness):
@@ -99,7 +99,7 @@ def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, load, harness, mo
     monkeypatch.setattr(toy_lm.tokenizer, "chat_template", CHAT)
     (part,), (other,) = load("toy_plain", **options), load("toy_plain")
     asked, otherwise = ([request.args for request in each.task.instances] for each in (part, other))
-    assert asked != otherwise  # so agreeing below is not a matter of course
+    assert asked != otherwise
     fitness = Evaluator(toy_lm, [part])
     assert (fitness.slow_because is None) == ("do_sample" not in options.get("gen_kwargs", {}))
     factors = [1.0, 1.25, 1.7]
@@ -244,7 +244,7 @@ def test_a_question_is_in_one_split_only(toy_lm, task_folder, tmp_path):
         load_tasks(toy_lm, ["toy_plain"], include_path=folder)
 
 
-def test_examples_before_a_question_show_no_held_out_question(load):
+def test_shots_show_no_held_out_question(load):
     """toy_choice is refused: it has a test split only, so lm-eval would take its examples from there."""
     held_out = load("toy_plain", split="held_out")[0].docs
     (part,) = load("toy_plain", num_fewshot=3)
@@ -273,7 +273,7 @@ def test_what_is_given_up_hangs_on_no_batch(toy_lm, load):
     assert 0 in decided
 
 
-def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff_and_is_not_asked_all(toy_lm, load):
+def test_what_is_given_up_by_proof_could_not_have_reached_the_cutoff(toy_lm, load):
     tasks = load("toy_luck", "toy_plain", metrics=["em", "em"], lambdas=[0.2, 0.3, 0.5], weights=[1, 9])
     evaluator = Evaluator(toy_lm, tasks)
     measured = [(factors, evaluator(factors)) for factors in individuals(5, seed=2)]
