@@ -150,23 +150,24 @@ class Evaluator:
 
     def __call__(
         self,
-        factors: Sequence[float] | Factors,
+        factors: Sequence[float] | Factors | None,
         cutoff: Cutoff | None = None,
         part: Sequence[int] | None = None,
         settle: bool = False,
     ) -> Measured:
-        """Measure the model with ``factors``, one a layer or as in a file, which stay applied.
+        """Measure the model with ``factors``, one a layer or as in a file, which stay applied; None leaves it as it is.
 
         ``part`` are the questions to ask, by number (by default all), ``cutoff`` says when to give up. With ``settle``
         answers end, and count as cut, once nothing can change their score (``PositionTask.settled``).
         """
-        factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
         race, order = None, None if part is None else self.in_order(part)
-        if cutoff is not None and self.why_unbounded is None:
-            race = _Racing(self, factors.digest(self.num_layers), cutoff, self._all(part))
-            order = self.in_order(race.order)
         start = time.perf_counter()
-        self.engine.set_factors(factors.per_layer(self.num_layers))
+        if factors is not None:
+            factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
+            if cutoff is not None and self.why_unbounded is None:
+                race = _Racing(self, factors.digest(self.num_layers), cutoff, self._all(part))
+                order = self.in_order(race.order)
+            self.engine.set_factors(factors.per_layer(self.num_layers))
         answers, examples = self._answers(order, race, self._settled if settle else None)
         seconds = time.perf_counter() - start
         if race is not None and race.over:

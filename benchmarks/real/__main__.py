@@ -1,67 +1,115 @@
-"""The commands: ``map`` a model's context, ``record`` single factors, ``compare`` methods on held-out questions."""
+"""Measure factors and other methods on a pretrained model: by position, the scores and the gold answers' likelihood.
+
+    python -m benchmarks.real MODEL --out map --sizes 4 12 24                 where the plain model loses its context
+    python -m benchmarks.real MODEL --out record --factors layers             each layer alone, by eight factors
+    python -m benchmarks.real MODEL --out held_out --split held_out --questions 150 \\
+        --factors plain all:0.95 13-14:0.5 0-3:1.1+7:1.2 found.json ms_poe    factors, files and methods as they are
+
+A question under some factors is a line of JSON in ``--out``; what is there is not measured again.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.real.measure import Model, questions, record
-from lpes_eval import methods
+from lpes_eval import factors, methods
+from lpes_eval.flags import at_least, mapping
+from search.evaluator import Evaluator
+from search.tasks import load_tasks
 
+POSITIONS = (0.0, 25.0, 50.0, 75.0, 100.0)
 STEPS = (0.5, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.5)
-"""Factors that ``record`` gives to one layer at a time."""
+"""Factors that ``layers`` gives to one layer at a time."""
+SIZES = {"kv_retrieval": "num_keys", "mdqa_pos": "num_documents"}
 
 
-def change(name: str, layers: int) -> list[float] | str | None:
-    """The factors of a name (``all:1.05``, ``3:1.1``, ``0-5:1.3+7:1.2``), a method as it is, or None for ``plain``."""
-    if name == "plain":
-        return None
-    if name in methods.names():
-        return name
-    factors = [1.0] * layers
-    for part in name.split("+"):
+def change(name: str, layers: int) -> list[float]:
+    """The factors of a name (``plain``, ``all:1.05``, ``3:1.1``, ``0-5:1.3+7:1.2``), or of a factors file."""
+    if name.endswith(".json"):
+        return factors.load(name).per_layer(layers)
+    values = [1.0] * layers
+    for part in [] if name == "plain" else name.split("+"):
         where, _, factor = part.partition(":")
         first, _, last = where.partition("-")
         span = range(layers) if where == "all" else range(int(first), int(last or first) + 1)
         for layer in span:
-            factors[layer] = float(factor)
-    return factors
+            values[layer] = float(factor)
+    return values
+
+
+def record(args: argparse.Namespace, size: int) -> Iterator[dict[str, Any]]:
+    """Measure what is not there yet, a question after the other."""
+    path = args.out / f"{Path(args.model).name}-{args.task}.jsonl"
+    said = {"size": size, "split": args.split, "chat": args.chat, "dtype": args.dtype, "decode": True}
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    there = {(line["factors"], line["question"]) for line in lines if all(line.get(k) == v for k, v in said.items())}
+    evaluators: dict[str, Evaluator] = {}  # by model type
+    for name in args.factors:
+        kind = name if name in methods.names() else "lpes"
+        if kind not in evaluators:
+            lm = methods.load(kind)(pretrained=args.model, dtype=args.dtype, device=args.device, batch_size=1)
+            options: dict[str, Any] = {"split": args.split, "apply_chat_template": args.chat, "positions": POSITIONS}
+            options |= {"metadata": args.metadata | {SIZES[args.task]: size}, "examples": args.questions}
+            evaluators[kind] = Evaluator(lm, load_tasks(lm, [args.task], **options))
+        evaluator = evaluators[kind]
+        layers = evaluator.num_layers
+        steps = [f"{layer}:{step:g}" for step in STEPS for layer in range(layers)]
+        for each in ["plain", *steps] if name == "layers" else [name]:
+            values = change(each, layers) if kind == "lpes" else None
+            for number, question in enumerate(evaluator.objectives[0].questions):
+                if (each, question) in there:
+                    continue
+                began = time.perf_counter()
+                line = {"factors": each, "question": question, **said}
+                if values:
+                    line["ll"] = [
+                        round(row[number], 5) for row in evaluator.likelihood(values, [number]).examples.values()
+                    ]
+                measured = evaluator(values, part=[number], settle=True)
+                line["score"] = [row[number] for row in measured.examples.values()]
+                line["seconds"] = round(time.perf_counter() - began, 2)
+                with path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                yield line
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.real", description=__doc__)
-    parser.add_argument("command", choices=("map", "record", "score"))
-    parser.add_argument("model", help="a folder or a name on the Hub")
-    parser.add_argument("--task", default="kv_retrieval", choices=("kv_retrieval", "mdqa_pos"))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[12], help="records or documents of a prompt")
-    parser.add_argument("--questions", type=int, default=12)
-    parser.add_argument("--skip", type=int, default=0, help="questions of the split that are left out at its beginning")
-    parser.add_argument("--split", default="search", choices=("search", "held_out"))
-    parser.add_argument("--data", type=Path, help="folder of nq-open-10_total_documents_gold_at_0.jsonl.gz")
-    parser.add_argument("--factors", nargs="+", metavar="NAME", help="for score: plain, 3:1.1+7:1.2, ms_poe, ...")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--chat", action="store_true", help="ask in the model's chat template")
-    parser.add_argument("--decode", action="store_true", help="decode and score the answers, too")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    """Run the command."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real", description=__doc__, formatter_class=form)
+    add = parser.add_argument
+    add("model", help="a folder or a name on the Hub")
+    add("--out", type=Path, required=True, help="folder of the results")
+    add("--task", default="kv_retrieval", choices=SIZES)
+    add("--metadata", type=mapping, default={}, help="as for lm_eval: source=official,data_dir=DIR")
+    add("--sizes", type=at_least(1), nargs="+", default=[12], help="records or documents of a prompt")
+    add("--factors", nargs="+", default=["plain"], metavar="NAME", help="factors, files, methods, or layers")
+    add("--split", default="search", choices=("search", "held_out"))
+    add("--questions", type=at_least(1), default=12)
+    add("--dtype", default="bfloat16")
+    add("--device", default="cpu")
+    add("--chat", action="store_true", help="ask in the model's chat template")
+    add("--dry_run", action="store_true", help="measure one question, and say how long all would take")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    model = Model(args.model, args.dtype, args.chat)
-    names = args.factors or ["plain"]
-    if args.command == "record":
-        names = ["plain", *(f"{layer}:{step:g}" for step in STEPS for layer in range(model.num_layers))]
     for size in args.sizes:
-        asked = questions(args.task, size, args.split, args.questions + args.skip, args.data)[args.skip :]
-        said = {"size": size, "split": args.split, "chat": args.chat, "dtype": args.dtype, "decode": args.decode}
-        path = args.out / f"{model.name}-{args.task}.jsonl"
-        changes = ((name, change(name, model.num_layers)) for name in names)
-        for line in record(path, model, asked, changes, args.task, **said):
-            print(line["factors"], size, line["question"], line["ll"], line["exact"], line.get("score", ""), flush=True)
+        for line in record(args, size):
+            print(*(f"{key}={value}" for key, value in line.items()), flush=True)
+            if args.dry_run:
+                minutes = line["seconds"] * args.questions * len(args.factors) / 60
+                print(
+                    f"{size}: {args.questions} questions under {len(args.factors)} factors in about {minutes:.0f} min"
+                )
+                break
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main()
+    with torch.inference_mode():
+        main()

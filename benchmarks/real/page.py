@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.pages import filled
-from benchmarks.real.measure import POSITIONS
+from benchmarks.real.__main__ import POSITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/real/results"
@@ -31,14 +31,15 @@ SEARCHED = "13-14:0.5"
 """What the default search ended with on SmolLM2 (kv_retrieval, 12 records)."""
 
 
-def read(kind: str) -> dict[tuple[str, str, int, bool], dict[str, dict[int, dict[str, Any]]]]:
-    """The lines of a folder: by model, task, size and chat template, then by factors, then by question."""
+def read(kind: str) -> dict[tuple[str, str, int, bool, bool], dict[str, dict[int, dict[str, Any]]]]:
+    """The lines of a folder: by model, task, size, chat template and metric, then by factors, then by question."""
     groups: dict[Any, dict[str, dict[int, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted((RESULTS / kind).glob("*.jsonl")):
         model, _, task = path.stem.partition("-")
         for text in path.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            groups[model, task, line["size"], line["chat"]][line["factors"]][line["question"]] = line
+            group = groups[model, task, line["size"], line["chat"], "score" in line]
+            group[line["factors"]][line["question"]] = line
     return groups
 
 
@@ -63,7 +64,7 @@ def compared() -> str:
     """Accuracy by position of each set of factors, and what it gains over the plain model on the same questions."""
     rows = ["| model, task | factors | n | " + " | ".join(f"{p:g} %" for p in POSITIONS) + " | mean | gain |"]
     rows.append("| :-- | :-- | --: |" + " --: |" * (len(POSITIONS) + 2))
-    for (model, task, size, chat), by_factors in read("held_out").items():
+    for (model, task, size, chat, decoded), by_factors in read("held_out").items():
         for name, lines in by_factors.items():
             numbers = sorted(lines.keys() & by_factors["plain"].keys())
             of = metric(lines[numbers[0]])
@@ -71,6 +72,7 @@ def compared() -> str:
             cells = [f"{value:.1f}" for value in values.mean(0)] + [f"{values.mean():.1f}"]
             gain = "" if name == "plain" else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(values - plain))
             title = f"{MODELS[model]}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
+            title += ", decoded" if decoded and task == "kv_retrieval" else ""
             rows.append(f"| {title} | {name} | {len(numbers)} | " + " | ".join(cells) + f" | {gain} |")
     return "\n".join(rows)
 
@@ -79,7 +81,7 @@ def mapped() -> str:
     """Accuracy of the plain model, and the likelihood of the gold answer, by position and length."""
     rows = ["| model, task | n | " + " | ".join(f"{p:g} %" for p in POSITIONS) + " | mean |"]
     rows.append("| :-- | --: |" + " --: |" * (len(POSITIONS) + 1))
-    for (model, task, size, chat), by_factors in read("map").items():
+    for (model, task, size, chat, _), by_factors in read("map").items():
         lines = by_factors["plain"]
         accuracy = table(lines, metric(next(iter(lines.values())))) * 100
         likelihood = table(lines, "ll")
@@ -92,7 +94,7 @@ def mapped() -> str:
 
 def draw_positions(names: dict[str, str], model: str, task: str, size: int, path: Path) -> None:
     """Accuracy by position under the factors that ``names`` gives titles, with 95 % intervals."""
-    by_factors = read("held_out")[model, task, size, False]
+    by_factors = read("held_out")[model, task, size, False, False]
     figure, axes = pyplot.subplots(figsize=(5.2, 3.1), layout="constrained")
     for (name, title), color, marker in zip(names.items(), COLORS, "so^", strict=False):
         values = table(by_factors[name], metric(next(iter(by_factors[name].values())))) * 100
@@ -108,7 +110,7 @@ def draw_positions(names: dict[str, str], model: str, task: str, size: int, path
 def draw_map(path: Path) -> None:
     """Log-likelihood of the gold answer by position and length, one panel a model and task."""
     panels: dict[tuple[str, str], dict[int, Values]] = defaultdict(dict)
-    for (model, task, size, chat), by_factors in read("map").items():
+    for (model, task, size, chat, _), by_factors in read("map").items():
         if not chat:
             panels[model, task][size] = table(by_factors["plain"], "ll").mean(0)
     figure, grid = pyplot.subplots(2, 2, figsize=(7.2, 4.8), layout="constrained")
@@ -130,7 +132,7 @@ def draw_map(path: Path) -> None:
 
 def draw_layers(model: str, task: str, size: int, path: Path) -> None:
     """What one layer's factor changes in the log-likelihood of the gold answer: a layer a column, a factor a row."""
-    by_factors = read("record")[model, task, size, False]
+    by_factors = read("record")[model, task, size, False, False]
     plain = by_factors["plain"]
     cells: dict[tuple[float, int], float] = {}
     for name, lines in by_factors.items():
