@@ -72,7 +72,7 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     for name, values in factors.items():
         guarded_above = -math.inf if name in (PLAIN, FOUND) else math.inf
         plain_rows = measured[PLAIN].guard_rows if measured else None
-        job = Job(values, split="held_out", guarded_above=guarded_above, plain_rows=plain_rows)
+        job = Job(values, "held_out", settle=search.settles, guarded_above=guarded_above, plain_rows=plain_rows)
         measured[name] = _measure(search, name, job)
     comparisons = {}
     for task in tasks:
