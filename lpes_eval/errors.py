@@ -12,9 +12,6 @@ from typing import ParamSpec
 
 from lpes_eval.text import terminal as plain
 
-LONGEST = 2_000
-"""Characters of an error: what it is about comes first and the way out last, so the middle of a longer one goes."""
-
 P = ParamSpec("P")
 
 
@@ -28,8 +25,7 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         """The message as it is shown."""
-        text = plain(super().__str__())
-        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+        return plain(super().__str__())
 
 
 class FactorsError(UserError):

@@ -1,6 +1,5 @@
 """The ``lpes-eval`` command itself; its subcommands are tested with what they do."""
 
-import json
 import os
 import subprocess
 import sys
@@ -66,14 +65,3 @@ def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("lpes_eval.show.run", interrupted)
     assert cli.main(["factors", "1.5"]) == 130
     assert capsys.readouterr().err == "\nlpes-eval: stopped\n"
-
-
-def test_factors_that_a_models_folder_carries_are_shown(tmp_path, capsys):
-    config = {"num_hidden_layers": 3, "lpes_factors": {"factors": [1.0, 1.25, 1.5]}}
-    for written in (config, {"model_type": "llava", "text_config": config}, config | {"num_hidden_layers": "3"}):
-        (tmp_path / "config.json").write_text(json.dumps(written))
-        assert cli.main(["factors", str(tmp_path)]) == 0
-        assert "layer   1    1.2500" in capsys.readouterr().out
-    (tmp_path / "config.json").write_text("{}")
-    assert cli.main(["factors", str(tmp_path)]) == 2
-    assert "the model carries no factors" in capsys.readouterr().err

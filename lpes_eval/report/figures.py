@@ -1,4 +1,4 @@
-"""Every figure, drawn once with matplotlib: for the page, for papers, and for a notebook.
+"""Every figure, drawn once with matplotlib: for the page and for papers.
 
 Bars and bands are 95 % intervals. Colours are those of Okabe & Ito, which people tell apart whatever their colour
 vision; markers differ as well.
@@ -38,8 +38,8 @@ STYLE: dict[Any, Any] = {
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 MANY = 2_000
 """Marks beyond which they are drawn as pixels, so that no file has an element for each."""
-Line = tuple[str, int, Sequence[float], Sequence[tuple[float, float]]]
-"""The factors of a name: its place among the colours, one factor a layer, and the control points of their curve."""
+Line = tuple[str, int, Sequence[float]]
+"""The factors of a name: its place among the colours, and one factor a layer."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,6 @@ class Picture:
     def data(self) -> str:
         """The address of an image on a page that holds the figure itself."""
         return "data:image/svg+xml;base64," + base64.b64encode(self._file("svg", 200)).decode()
-
-    def in_notebook(self) -> Any:
-        """The matplotlib figure, which a notebook shows as it stands in the page."""
-        self.figure._repr_png_ = lambda: self._file("png", 100)
-        return self.figure
 
     def _file(self, kind: str, dpi: int) -> bytes:
         file = BytesIO()
@@ -160,10 +155,7 @@ def differences(pair: Pair) -> Picture:
 def factors(lines: Sequence[Line]) -> Picture:
     """One factor a layer (Fig. 2)."""
     drawing = Drawing("layer", "factor")
-    for name, place, values, points in lines:
-        if points:
-            label = f"{short(name)}: control points"
-            drawing.axes.plot(*zip(*points, strict=True), ":x", color=COLORS[place % 6], label=label)
+    for name, place, values in lines:
         drawing.marks(short(name), range(len(values)), values, place)
     drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
     drawing.axes.xaxis.get_major_locator().set_params(integer=True)

@@ -93,11 +93,11 @@ def pictures(contents: Contents) -> dict[str, list[Picture]]:
     from lpes_eval.report import figures, sources
 
     runs, searches = contents.runs, contents.searches
-    lines: list[figures.Line] = [(run.name, run.place, run.results.per_layer, ()) for run in runs]
+    lines: list[figures.Line] = [(run.name, run.place, run.results.per_layer) for run in runs]
     lines = [line for line in lines if line[2]]
     for place, search in enumerate(searches, len(runs)):
         if search.factors and (best := factors.load(search.factors)).num_layers:
-            lines.append((search.name, place, best.per_layer(), best.control_points()))
+            lines.append((search.name, place, best.per_layer()))
     of_searches = [draw(search) for search in searches for draw in (figures.progress, figures.tradeoff)]
     drawn = {
         "positions": [figures.positions(panel.title, panel.lines) for panel in contents.panels if panel.by_position],

@@ -10,8 +10,7 @@ from lpes_eval.compare import results
 from lpes_eval.compare.command import page_of
 from lpes_eval.compare.comparison import compare
 from lpes_eval.compare.statistics import interval
-from lpes_eval.factors import Factors
-from lpes_eval.report import page, sources
+from lpes_eval.report import figures, page, sources
 from runs import write_run, write_tasks
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> 🦊 مرحبا $x$ {{ 7*7 }}'
@@ -93,15 +92,14 @@ def test_tables_have_the_positions_in_their_order_and_wilsons_intervals(tmp_path
     assert "50 %0.50001.0000+0.5000" in report(*paths).text  # one position alone has a row of what changed
 
 
-def test_a_run_is_named_as_its_folder_in_figures_and_a_notebook_has_these(tmp_path):
+def test_a_run_is_named_as_its_folder_in_figures(tmp_path):
     write_run(tmp_path / "c/model", AFTER)  # as lm_eval --output_path c does
     a = write_run(tmp_path / "a", BEFORE)
     read = sources.read([a.parent, tmp_path / "c", a.parent])
     [picture] = page.pictures(read)["positions"]
     assert [line.get_label() for line in picture.figure.axes[0].get_lines()] == ["a", "c", "a (2)"]
-    curve = Factors.from_curve("bezier", [(0, 1.0), (3, 1.6)], num_layers=4).plot()
-    assert next(list(line.get_ydata()) for line in curve.axes[0].get_lines()) == [1.0, 1.6]
-    assert curve._repr_png_().startswith(b"\x89PNG")
+    [curve] = figures.factors([("found", 1, [1.0, 1.35])]).figure.axes[0].get_lines()[:1]
+    assert list(curve.get_ydata()) == [1.0, 1.35]
 
 
 @pytest.mark.slow

@@ -90,13 +90,6 @@ def test_factors_for_another_depth_are_refused_in_one_line_before_any_weight(fol
         lpes_eval.load_model(tmp_path)
 
 
-def test_the_folders_factors_fit_a_model_of_another_depth_where_asked_for(folder):
-    model = AutoModelForCausalLM.from_config(llama(num_hidden_layers=3).config)
-    model.config.lpes_factors = FACTORS
-    LPES.apply(model, fit="relative_depth")
-    assert rope.applied(model) == pytest.approx([FACTORS[0], (FACTORS[1] + FACTORS[2]) / 2, FACTORS[3]])
-
-
 def test_an_override_stands_beside_the_text_configuration_and_wins():
     config = Gemma3Config(text_config={"num_hidden_layers": 3, "lpes_factors": [1.1, 1.2, 1.3]})
     assert carried(config).per_layer() == [1.1, 1.2, 1.3]
