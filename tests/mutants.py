@@ -234,8 +234,8 @@ MUTANTS = (
     Mutant(
         "no command replaces a file that it did not write",
         "lpes_eval/files.py",
-        "    if not is_ours:",
-        "    if not is_ours and not path.is_symlink():",
+        "if path.is_file() and mark not in",
+        "if path.is_symlink() and mark not in",
         ("tests/test_outputs.py",),
     ),
     # -- the search

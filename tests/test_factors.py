@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path, monkeypatch):
     old = tmp_path / "old.json"
     Factors.from_uniform(1.5).save(old)
     monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(28, "disk full")))
-    with pytest.raises(OSError, match="disk full.*old.json"):
+    with pytest.raises(OSError, match=r"disk full.*old\.json"):
         Factors.from_uniform(1.7).save(old)
     assert load(old) == Factors.from_uniform(1.5)
     assert [path.name for path in tmp_path.iterdir()] == ["old.json"]

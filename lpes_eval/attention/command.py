@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
-from lpes_eval.compare.tables import finite, text_table
+from lpes_eval.compare.tables import finite
 from lpes_eval.flags import at_least, mapping, model_args
 
 
@@ -45,8 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     from lpes_eval.report import figures, sources
 
     sets = {"plain": None, **{str(given): factors.parse(given) for given in arguments.factors}}
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    TemporaryFile(dir=arguments.output).close()  # a folder that cannot be written to is known before a model is loaded
     device = {"device": arguments.device} if arguments.device else {}
     task = load(arguments.task, arguments.metadata)
     lm = methods.load("lpes")(pretrained=arguments.model, **device, **arguments.model_args)
@@ -67,18 +64,5 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.output / "attention.json"
     write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
     figures.attention("attention", data).save(arguments.output)
-    print(table(data))
-    print(f"\n{path}, and a picture beside it. lpes-eval report takes the folder as one of its inputs.")
+    print(f"{path}, and a picture beside it. lpes-eval report takes the folder as one of its inputs.")
     return 0
-
-
-def table(data: Any) -> str:
-    """The shares by layer, as text."""
-    rows = []
-    for name, one in data["sets"].items():
-        for h, shares in zip(one["layers"], one["shares"], strict=True):
-            factor = f"{one['factors'][h]:.3f}" if one["factors"] else "1"
-            rows.append([name, str(h), factor, *(f"{100 * share:.1f}" for share in shares)])
-    asked = f"{data['questions']} questions at {len(data['positions'])} positions, up to {data['tokens']:,} tokens"
-    title = f"{data['model']}, {data['task']}: {asked}. Attention of the answer's tokens in percent, mean over heads"
-    return f"{title}\n{text_table(['factors', 'layer', 'factor', *data['regions']], rows)}"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from string import ascii_uppercase as LETTERS
 from typing import Any
 
 from lpes_eval.compare import results, tables
 from lpes_eval.compare.comparison import Comparison, compare
-from lpes_eval.errors import UserError
 from lpes_eval.flags import share
-from lpes_eval.report import page
 
 COMMAND = "lpes-eval compare"
 
@@ -27,10 +24,8 @@ def add_parser(subparsers: Any) -> None:
     add("a", metavar="A", help="results JSON of lm_eval, or a folder: the newest results in it")
     add("others", metavar="B", nargs="+", help="the results to compare with A, one or more")
     tables.add_outputs(parser, "json", "markdown")
-    add("--html", metavar="FILE", help="write the page that lpes-eval report makes of these runs, too")
     add("--flips", action="store_true", help="list the samples that flipped, by each task's first metric")
-    coverage = "coverage of the intervals (default: 0.95; the page of --html: always 0.95)"
-    add("--confidence", type=share, default=0.95, help=coverage)
+    add("--confidence", type=share, default=0.95, help="coverage of the intervals (default: 0.95)")
     prompts = "compare the same examples in other prompts, such as with and without a chat template"
     add("--other-prompts", action="store_true", help=prompts)
     parser.set_defaults(run=run)
@@ -38,13 +33,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval compare``."""
-    if len(arguments.others) >= len(LETTERS):
-        raise UserError(f"{len(arguments.others)} runs to compare with A; expected {len(LETTERS) - 1} at most")
-    tables.check_outputs(COMMAND, arguments)
     runs = [results.read(path) for path in (arguments.a, *arguments.others)]
     comparison = compare(*runs, confidence=arguments.confidence, prompts_may_differ=arguments.other_prompts)
-    if arguments.html:
-        page.write([arguments.a, *arguments.others], arguments.html, prompts_may_differ=arguments.other_prompts)
     tables.publish(page_of(comparison, arguments.flips), arguments)
     return 0
 

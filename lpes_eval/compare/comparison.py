@@ -80,7 +80,7 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     """
     from lpes_eval.compare.statistics import holm
 
-    runs = dict(zip(LETTERS, (a, *others), strict=False))
+    runs = dict(zip(LETTERS[: 1 + len(others)], (a, *others), strict=True))
     sections: list[Section] = []
     notes: list[str] = []
     for letter, b in zip(LETTERS[1:], others, strict=False):
@@ -122,40 +122,23 @@ def _sections(
     a: Results, letter: str, b: Results, confidence: float, common: Sequence[str], notes: list[str]
 ) -> Iterator[Section]:
     """A section for each metric that two runs have; ``notes`` are added to."""
-    from lpes_eval.compare.statistics import compare_paired, smallest_effect
+    from lpes_eval.compare.statistics import compare_paired
 
-    in_a, in_b = ({*_names(run, common)} for run in (a, b))
-    for one, alone in (("A", in_a - in_b), (letter, in_b - in_a)):
-        notes += [f"Only in {one}, not compared: {tables.some(sorted(alone))}."] if alone else []
+    for one, run in (("A", a), (letter, b)):
+        if alone := [name for name in run.tasks if name not in common]:
+            notes.append(f"Only in {one}, not compared: {tables.some(alone)}.")
     for name in common:
         if members := a.tasks[name].members:
             notes.append(f"{name}: all samples of its {len(members)} tasks together.")
         for key, metric in a.tasks[name].metrics.items():
             other, shown = b.tasks[name].metrics.get(key), key.removesuffix(",none")
             labels = [label for label in metric.values if other and label in other.values]
-            if other is None or not labels:
+            if other is None or not labels or metric.by_question is None or other.by_question is None:
+                notes.append(f"{name}, {shown}: not an average of scores of single samples in both; not compared.")
                 continue
-            if metric.by_question is None or other.by_question is None:
-                notes.append(f"{name}, {shown}: not an average of scores of single samples; not compared.")
-                continue
-            scores = metric.matrix(labels), other.matrix(labels)
-            # Of fewer than six questions no difference of means has p < 0.05.
-            if len(scores[0]) >= 6 and (least := smallest_effect(*scores)) > 0:
-                effect = f"a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5"
-                notes.append(f"{name}, {shown}: {effect}.")
-            up = metric.higher_is_better is not False
+            up, scores = metric.higher_is_better is not False, (metric.matrix(labels), other.matrix(labels))
             paired = compare_paired(*scores, higher_is_better=up, confidence=confidence)
             differences = dict(zip(labels, paired.positions, strict=True))
             if len(labels) > 1:
                 differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
             yield Section(name, shown, letter, paired.questions, [Row(*row) for row in differences.items()])
-
-
-def _names(run: Results, common: Sequence[str]) -> Iterator[str]:
-    """A run's tasks that are not in common, and of the others each score that is a number."""
-    yield from (name for name in run.tasks if name not in common)
-    for name in common:
-        for key, metric in run.tasks[name].metrics.items():
-            for label, value in metric.values.items():
-                if not math.isnan(value):
-                    yield f"{name}, {key.removesuffix(',none')}" if label == "all" else f"{name} at {label}"

@@ -11,7 +11,6 @@ from lpes_eval.compare.results import Results, Sample, label_of, position_of
 from lpes_eval.compare.tables import Table
 from lpes_eval.data import documents, kv
 
-LONGEST_ANSWER = 1_000
 SHOWN, CELL = 20, 60
 """Flips of a score, and characters of a text, that a table has."""
 HEADER = ("flip", "position", "question", "expected", "before", "after")
@@ -54,7 +53,7 @@ def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
                 "position": "" if label == "all" else label,
                 "scores": (was, is_now),
                 "question": " ".join(question.split()),
-                "expected": _short(expected),
+                "expected": _shown(expected),
                 "answers": ["" if each is None else _answer(each, place, metric) for each in (sample_a, sample_b)],
             }
             flips.append(flip)
@@ -113,11 +112,10 @@ def _answer(sample: Sample, place: int | None, metric: str) -> str:
         choices = [str(ending) for _, ending in sample.requests]
         if metric.startswith("acc_norm"):  # by a choice's characters, the delimiter before it left out
             likelihoods = [one / max(len(end.lstrip()), 1) for one, end in zip(likelihoods, choices, strict=True)]
-        return _short(choices[likelihoods.index(max(likelihoods))])
+        return _shown(choices[likelihoods.index(max(likelihoods))])
     answers = _of_place(sample.answers, place)
-    return _short(answers if place is None else answers[0])
+    return _shown(answers if place is None else answers[0])
 
 
-def _short(value: Any) -> str:
-    text = " | ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]} ..."
+def _shown(value: Any) -> str:
+    return " | ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

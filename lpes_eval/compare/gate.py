@@ -127,9 +127,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     scores = list(_scores(baseline, now, options))
     tests = sum(len(score.labels) for score in scores if score.questions)
     level = options.alpha / max(tests, 1)
-    testable = {score.task for score in scores if score.is_testable(level)}
-    testable |= {name for name, task in baseline.every_task.items() if task.members and testable >= {*task.members}}
-    rows = [row for score in scores for row in score.rows(level, options, score.task in testable)]
+    rows = [row for score in scores for row in score.rows(level, options)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
         reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
         if tests:
@@ -193,8 +191,8 @@ class _Score:
         moved = zip(was, now, signs, strict=False)
         return [Change(old, new, (new - old) * sign, math.inf, math.nan, math.nan) for old, new, sign in moved]
 
-    def rows(self, level: float, options: Options, others_are_tested: bool) -> Iterator[Row]:
-        """A row for each label; ``others_are_tested`` where other metrics are tested on the same samples."""
+    def rows(self, level: float, options: Options) -> Iterator[Row]:
+        """A row for each label."""
         of_all = "mean" if len(self.labels) > 1 else self.labels[0]
         for label, change in zip(self.labels, self.changes(level), strict=True):
             if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
@@ -208,7 +206,7 @@ class _Score:
             fails = outcome in (Outcome.WORSE, Outcome.MISSING)
             if outcome == Outcome.NOT_TESTABLE and options.strict:
                 is_no_average = self.logged and not (self.old.by_question or (self.new and self.new.by_question))
-                is_harmless = is_no_average and others_are_tested and change.worsening <= options.tolerance
+                is_harmless = is_no_average and change.worsening <= options.tolerance
                 fails = math.isnan(change.old) or (options.max_drop is None and not is_harmless)
             yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, by_size, fails, why)
 

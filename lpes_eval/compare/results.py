@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +129,6 @@ class Results:
     tasks: Mapping[str, Task]
     subtasks: Mapping[str, Task] = field(default_factory=dict)
     per_layer: tuple[float, ...] = ()
-    seconds: float | None = None
 
     @property
     def every_task(self) -> dict[str, Task]:
@@ -204,10 +203,9 @@ def read(path: str | Path) -> Results:
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no scores of any task")
         shown, behind = _with_groups(raw, tasks, children)
-        given, seconds = _factors(raw).get("given"), raw.get("total_evaluation_time_seconds")
-        given, seconds = None if given is None else str(given), None if seconds is None else float(seconds)
+        given = _factors(raw).get("given")
         per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
-        return Results(path, _model(raw), given, _provenance(raw), shown, behind, per_layer, seconds)
+        return Results(path, _model(raw), given and str(given), _provenance(raw), shown, behind, per_layer)
 
 
 @contextmanager
@@ -256,14 +254,8 @@ def _metrics(
     positions: Sequence[float],
 ) -> dict[str, Metric]:
     """Every reported score, in one metric each: under its own name, or in that of its metric by position."""
-    # what samples have a number of is a metric, whatever it is called
-    logged = {f"{name},{key}" for key, lines in samples.items() for sample in lines for name in sample.scores}
-    scores, metrics = dict[str, float](), dict[str, Metric]()
-    for key, value in row.items():  # all but the standard errors of others
-        name, comma, filter_name = key.partition(",")
-        of = f"{name.removesuffix('_stderr')},{filter_name}"
-        if comma and (of == key or of not in row or key in logged):
-            scores[key] = number(value)
+    scores = {key: number(value) for key, value in row.items() if "," in key and "_stderr," not in key}
+    metrics = dict[str, Metric]()
 
     def add(key: str, keys: Mapping[str, str]) -> None:
         name, _, filter_name = key.partition(",")
@@ -286,13 +278,8 @@ def _metrics(
         if not any(map(math.isnan, values)) and not _is_mean(values, mean):
             continue
         add(key, at)
-        worst = max(values) if metrics[key].higher_is_better is False else min(values)
-        for part, value in (("worst", worst), ("spread", max(values) - min(values))):
-            of = f"{name}_{part},{filter_name}"
-            if of not in logged and math.isclose(scores.get(of, math.nan), value, abs_tol=1e-9):
-                left.pop(of)
-        for of in (key, *at.values()):
-            left.pop(of)
+        for of in (key, f"{name}_worst,{filter_name}", f"{name}_spread,{filter_name}", *at.values()):
+            left.pop(of, None)
     for key in left:
         add(key, {"all": key})
     return metrics
@@ -338,20 +325,14 @@ def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, A
 def _samples(results: Path, task: str) -> dict[str, list[Sample]]:
     """The samples of a task that were logged with a results JSON, by filter, in the order of their questions."""
     dated = DATE.search(results.stem)
-    logged = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]
-    of_this_run = [path for path in logged if not dated or path.stem.endswith(dated[0])]
-    if len(of_this_run) > 1:
-        raise DataError(
-            f"{results}: {len(of_this_run)} sample files of {task} beside it, and its name has no date to tell which "
-            "is its own; keep the name that lm_eval gave it"
-        )
+    path = results.parent / f"samples_{task}{dated[0] if dated else ''}.jsonl"
+    if not path.is_file():
+        return {}
     by_filter: dict[str, list[dict[str, Any]]] = {}
-    for path in of_this_run:
-        with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
-            for line in files.read_jsonl(path, required=SAMPLE_FIELDS, finite=False):  # a model may overflow
-                by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
-            return {name: _in_order(path, lines) for name, lines in by_filter.items()}
-    return {}
+    with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
+        for line in files.read_jsonl(path, required=SAMPLE_FIELDS, finite=False):  # a model may overflow
+            by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
+        return {name: _in_order(path, lines) for name, lines in by_filter.items()}
 
 
 def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[Sample]:
@@ -410,9 +391,8 @@ def _model(raw: Mapping[str, Any]) -> Model:
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
         origin = entry(_factors(raw), "origin").get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
-    name = str(name or "")
-    for path in (PurePosixPath(name), PureWindowsPath(name)):  # a folder is the machine's, and says nothing
-        name = path.name if path.is_absolute() else name
+    path = Path(str(name or ""))
+    name = path.name if path.is_absolute() else str(name or "")  # a folder is the machine's, and says nothing
     parameters = config.get("model_num_parameters")
     return Model(kind, name, None if parameters is None else int(parameters))
 

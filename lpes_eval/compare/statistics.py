@@ -190,15 +190,6 @@ def compare_paired(
     )
 
 
-def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
-    """The smallest true difference of two means that such questions show (p < 0.05) in 4 of 5 comparisons.
-
-    That is 2.80 standard errors of the paired difference (Miller, arXiv 2411.00640); NaN of one question.
-    """
-    first, second = _checked([a, b])
-    return 2.80 * mean_over_positions(second - first).stderr
-
-
 def paired_proportions_interval(losses: int, gains: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """The adjusted Wald interval for a difference of paired proportions, (gains − losses) / n.
 

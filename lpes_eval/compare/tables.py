@@ -31,10 +31,7 @@ class Table:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """For a terminal; where two runs have one value in all rows, a line says so."""
-        values = {value for row in self.rows for value in row[1:3]}
-        if self.header[1:3] == ("A", "B") and len(values) == 1:
-            return terminal(f"{self.title}: {values.pop()} in every row, A and B alike")
+        """For a terminal."""
         return f"{terminal(self.title)}\n{text_table(self.header, self.rows, self.left)}"
 
     def to_markdown(self) -> str:
@@ -119,13 +116,6 @@ def add_outputs(parser: argparse.ArgumentParser, *forms: str) -> None:
     for form in forms:
         what = f"write {FORMS[form]}, to FILE; without FILE, print it"
         parser.add_argument(f"--{form}", nargs="?", const="-", metavar="FILE", help=what)
-
-
-def check_outputs(command: str, arguments: argparse.Namespace) -> None:
-    """Refuse a file that the flags of `add_outputs` name and that this command may not replace."""
-    for form in FORMS:
-        if (target := getattr(arguments, form, None)) and target != "-":
-            files.check_output(target, files.marker(command))
 
 
 def publish(page: Page, arguments: argparse.Namespace, *, text: bool = True) -> None:

@@ -36,8 +36,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lpes-eval",
 }
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-MANY = 2_000
-"""Marks beyond which they are drawn as pixels, so that no file has an element for each."""
 Line = tuple[str, int, Sequence[float]]
 """The factors of a name: its place among the colours, and one factor a layer."""
 
@@ -92,7 +90,7 @@ class Drawing:
         how |= {"marker": MARKERS[place % 6], "color": color, "markerfacecolor": "none" if hollow else color}
         with _style():
             if len(xs):
-                self.panels[panel].plot(xs, ys, label=name, rasterized=len(xs) > MANY, **how)
+                self.panels[panel].plot(xs, ys, label=name, **how)
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
         """The figure with its title, and a legend of what has a name."""
@@ -178,7 +176,7 @@ def progress(search: Search) -> Picture | None:
     for place, (prompts, numbers) in enumerate(sorted(alike.items())):
         xs, ys, color = [ends[i] for i in numbers], [individuals[i].fitness for i in numbers], COLORS[place % 6]
         begun = [ends[i] - individuals[i].prompts for i in numbers]
-        drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6, rasterized=len(xs) > MANY)
+        drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6)
         name = f"measured on {prompts} prompts" if prompts else "given up early"
         drawing.marks(name, xs, ys, place, linestyle="", hollow=not prompts, markersize=4)
         if prompts:

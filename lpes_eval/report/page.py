@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.files import check_output, marker, write_output
+from lpes_eval.files import marker, write_output
 from lpes_eval.text import UNKNOWN
 
 if TYPE_CHECKING:
@@ -45,12 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write(
-    paths: Sequence[str | Path],
-    output: str | Path,
-    figures: str | Path | None = None,
-    prompts_may_differ: bool = False,
-) -> int:
+def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path | None = None) -> int:
     """Write the page, and its figures into a folder if one is named; returns the page's size in bytes.
 
     Raises:
@@ -61,8 +56,7 @@ def write(
     from lpes_eval.compare import flips
     from lpes_eval.report import sources
 
-    check_output(output, marker(COMMAND))
-    contents = sources.read(paths, prompts_may_differ)
+    contents = sources.read(paths)
     drawn = pictures(contents)
     if figures:
         for picture in (one for of_section in drawn.values() for one in of_section):

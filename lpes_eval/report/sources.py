@@ -118,7 +118,7 @@ class Contents:
     notes: list[str]
 
 
-def read(paths: Sequence[str | Path], prompts_may_differ: bool = False) -> Contents:
+def read(paths: Sequence[str | Path]) -> Contents:
     """Read results of lm-eval, folders of searches and of `attention`; ``DataError`` where a path is none of these."""
     given = [Path(path) for path in paths]
     runs: list[Run] = []
@@ -131,7 +131,7 @@ def read(paths: Sequence[str | Path], prompts_may_differ: bool = False) -> Conte
             attentions[name] = _attention(file)
         else:
             runs.append(Run(name, results.read(path), len(runs)))
-    return Contents(runs, searches, attentions, _panels(runs), *_pairs(runs, prompts_may_differ))
+    return Contents(runs, searches, attentions, _panels(runs), *_pairs(runs))
 
 
 def _name(path: Path) -> str:
@@ -170,33 +170,31 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
     return list(made.values())
 
 
-def _pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
-    """Each task of a run beside the first run before it that was asked the same; notes on what cannot be compared."""
+def _pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
+    """Each run beside the first run before it that was asked the same; notes on what cannot be compared."""
     made: list[Pair] = []
     notes: list[str] = []
     for i, b in enumerate(runs):
-        left = dict(b.results.tasks)
-        alone = left.keys() - {name for a in runs[:i] for name in a.results.tasks}
         for a in runs[:i]:
-            same = {}
-            for name in (name for name in a.results.tasks if name in left):
-                task, other = a.results.tasks[name], left[name]
-                reason = mismatch(task, other, prompts_may_differ=prompts_may_differ)
-                if task.documents is None or other.documents is None:
-                    reason = "no samples were logged (lm_eval --log_samples)"
-                if reason:
-                    notes.append(f"{a.name} and {b.name}, {name}: {reason}.")
-                else:
-                    same[name] = task
-            theirs = {name: task for name, task in left.items() if name in {*same, *alone}}
-            both = replace(a.results, tasks=same), replace(b.results, tasks=theirs)
+            common = [name for name in a.results.tasks if name in b.results.tasks]
+            reasons = {name: _unlike(a.results.tasks[name], b.results.tasks[name]) for name in common}
+            notes += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
+            same = [name for name in common if not reasons[name]]
+            both = (replace(run.results, tasks={name: run.results.tasks[name] for name in same}) for run in (a, b))
             try:
                 if same:
-                    made.append(Pair(a, b, compare(*both, prompts_may_differ=prompts_may_differ)))
-                    left = {name: task for name, task in left.items() if name not in theirs}
+                    made.append(Pair(a, b, compare(*both)))
+                    break
             except UserError as error:
                 notes.append(f"{a.name} and {b.name}: {error}.")
     return made, notes
+
+
+def _unlike(a: Task, b: Task) -> str | None:
+    """Why a task of two runs cannot be compared."""
+    if a.documents is None or b.documents is None:
+        return "no samples were logged (lm_eval --log_samples)"
+    return mismatch(a, b)
 
 
 def search(name: str, folder: Path) -> Search:

@@ -131,15 +131,6 @@ def test_p_of_the_mean_is_the_share_of_all_exchanges():
     assert 0.01 < exchanges(a, b) < 0.9
 
 
-def test_the_smallest_effect_is_found_in_four_of_five_comparisons():
-    """Of 300 pairs 240 expected; the share may miss by the error of 300 draws and of the estimated variance."""
-    rng = np.random.default_rng(3)
-    scatter = rng.normal(size=(300, 60, 2)) * [0.2, 0.4]
-    effect = np.mean([st.smallest_effect(np.zeros((60, 2)), one) for one in scatter])
-    found = [st.compare_paired(np.zeros((60, 2)), one + effect, replicates=400).mean.p < 0.05 for one in scatter]
-    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
-
-
 def test_intervals_cover_the_truth_as_often_as_they_say():
     """150 pairs of models, of 150 questions; the truth is that of 40,000."""
     accuracies, covered = ([0.9, 0.6, 0.75], [0.9, 0.75, 0.8]), []

@@ -107,18 +107,12 @@ def test_the_tokens_of_a_region_are_those_of_its_segments_and_shares_those_of_th
         assert 0 < share[:3].sum() < 1
 
 
-def test_what_cannot_be_measured_or_written_is_refused_in_one_line(lm, tmp_path, capsys, monkeypatch) -> None:
-    (tmp_path / "file").touch()
-    for flags, said in (
-        (["-o", str(tmp_path / "file")], f"{tmp_path}/file: File exists"),
-        (["-o", str(tmp_path / "new"), "--task", "mmlu"], "--task mmlu: no such task"),
-    ):
-        assert cli.main(["attention", "reference-kv", "--device", "cpu", *flags]) == 2
-        assert said in capsys.readouterr().err.splitlines()[-1]
-    for command in ("attention", "diagnose"):
-        with pytest.raises(SystemExit):
-            cli.main([command, "reference-kv", "--model_args", "device=cpu"])
-        assert "argument --model_args: device=cpu: " in capsys.readouterr().err
+def test_what_cannot_be_measured_is_refused_in_one_line(lm, tmp_path, capsys, monkeypatch) -> None:
+    assert cli.main(["attention", "reference-kv", "--device", "cpu", "-o", str(tmp_path), "--task", "mmlu"]) == 2
+    assert "--task mmlu: no such task" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["attention", "reference-kv", "--model_args", "device=cpu"])
+    assert "argument --model_args: device=cpu: " in capsys.readouterr().err
     small = load("kv_retrieval", {"num_keys": 3})
     with pytest.raises(UserError, match="has no chat template"):
         list(prompts(lm, small, 1, True))
@@ -137,8 +131,6 @@ def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, c
     data = json.loads((folder / "attention.json").read_text())
     depth = len(data["sets"]["1.5"]["layers"])
     assert [data["sets"][name]["factors"] for name in ("plain", "1.5")] == [None, [1.5] * depth]
-    shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith("1.5 ")]
-    assert shown == [["1.5", str(h), "1.500"] for h in range(depth)]
     assert (folder / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main(["report", str(folder), "-o", str(page)]) == 0
     assert "the attention that its answers pay to regions of the context" in page.read_text()

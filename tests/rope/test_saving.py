@@ -1,7 +1,6 @@
 """Factors travel with the model: in its folder, to a fresh process, and with one line where they do not fit."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,10 +123,6 @@ def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path)
         lpes_eval.apply(llama())
     model = llama()
     lpes_eval.apply(model, FACTORS)
-    kind = SimpleNamespace(quant_method="gguf")
-    model.hf_quantizer = SimpleNamespace(is_serializable=lambda: False, quantization_config=kind)
-    with pytest.raises(UserError, match="does not save a model of gguf weights; keep the factors as a file"):
-        lpes_eval.save(model, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):
         lpes_eval.save(llama(), tmp_path / "file")

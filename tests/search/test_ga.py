@@ -192,16 +192,6 @@ def test_dry_run_prints_the_plan_and_how_long_it_may_take_and_writes_nothing(com
     assert not (tmp_path / "out").exists()
 
 
-def test_a_blind_first_generation_is_said_to_be_one(command, monkeypatch):
-    from search.evaluator import Measured
-
-    scores = {f"toy@{p}": 0.0 for p in (0, 50, 100)}
-    examples = {key: [0.0] * 5 for key in scores}
-    monkeypatch.setattr("search.evaluator.Evaluator.__call__", lambda *_: Measured(0.0, scores, examples, 0.1))
-    _, out, _ = command(*SEARCH_ONLY, "--guard", "none")
-    assert out.count("individuals of the first generation have fitness 0.0000") == 1
-
-
 def test_a_fitness_that_is_not_finite_is_an_error_that_names_factors_and_task(command, monkeypatch):
     monkeypatch.setattr("lm_eval.api.metrics.mean", lambda values: float("nan"))
     monkeypatch.setattr("search.tasks.Objective.aggregation", lambda self, column: lambda values: float("nan"))
