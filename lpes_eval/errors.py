@@ -57,11 +57,11 @@ def program(name: str) -> Callable[[Callable[P, int | None]], Callable[P, int]]:
             try:
                 return main(*args, **kwargs) or 0
             except UserError as error:
-                said, status = str(error), int(getattr(error, "exit_status", 2))
+                said = str(error)
             except OSError as error:
-                said, status = f"{error.filename}: {error.strerror}" if error.filename else str(error), 2
+                said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             print(f"{name}: error: {said}", file=sys.stderr)
-            return status
+            return 2
 
         return run
 

@@ -93,8 +93,6 @@ class Factors:
             for name, expected in (("format", FORMAT), ("version", VERSION)):
                 found = given.pop(name, expected)
                 _require(_is(found, type(expected)) and found == expected, name, found, json.dumps(expected))
-            for name, value in given.items():
-                _require(value is not None, name, value, "a value; leave the field out where there is none")
             if (curve := given.get("curve")) is not None:
                 right = isinstance(curve, Mapping) and set(curve) == {"kind", "points"}
                 _require(right, "curve", curve, "an object with 'kind' and 'points'")
@@ -270,14 +268,11 @@ def _curve(value: Any, where: str) -> tuple[curves.CurveKind, tuple[Any, ...]]:
     _require(right, where, points, f"a list of 2 to {MAX_POINTS} points [x, y]")
     before = -1.0
     for k, point in enumerate(points):
-        _require(_is(point, list, tuple) and len(point) == 2, f"{where}[{k}]", point, "a point [x, y]")
-        x, y = point
-        right = _is(x, int, float) and 0 <= x <= MAX_LAYERS
-        _require(right, f"{where}[{k}] x", x, f"a number from 0 to {MAX_LAYERS}")
-        _require(before < x, f"{where}[{k}] x", x, "x to increase strictly (Eq. 10)")
-        _number(y, f"{where}[{k}] y")
-        before = x
-    return kind, tuple((x, float(y)) for x, y in points)
+        right = _is(point, list, tuple) and len(point) == 2 and _is(point[0], int, float)
+        right = right and before < point[0] and 0 <= point[0] <= MAX_LAYERS
+        _require(right, f"{where}[{k}]", point, f"[x, y], x rising between 0 and {MAX_LAYERS} (Eq. 10)")
+        before = point[0]
+    return kind, tuple((x, _number(y, f"{where}[{k}] y")) for k, (x, y) in enumerate(points))
 
 
 def _origin(value: Any) -> dict[str, Any]:

@@ -43,7 +43,6 @@ def test_version_is_that_of_the_package(capsys):
         ("", "COMMAND"),
         ("regress results.json", "--baseline"),
         ("compare a.json", "B"),
-        ("compare a b --confidence 95", "argument --confidence"),
         ("regress a --baseline b --alpha nan", "argument --alpha"),
         ("regress a --baseline b --tolerance -1", "argument --tolerance"),
     ],

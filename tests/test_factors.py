@@ -2,7 +2,6 @@
 
 import json
 import os
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import lpes_eval
 from lpes_eval import cli, reference
 from lpes_eval import factors as module
 from lpes_eval.errors import FactorsError
@@ -205,9 +203,3 @@ def test_the_factors_command_shows_one_line_a_layer_or_what_is_wrong(tmp_path, c
         error = capsys.readouterr().err
         assert error.startswith(f"lpes-eval: error: {file}: ")
         assert named in error
-
-
-def test_the_package_lists_its_public_names_and_no_others():
-    shown = {name for name in dir(lpes_eval) if not name.startswith("__")}
-    submodules = {module.name for module in pkgutil.iter_modules(lpes_eval.__path__)}
-    assert {*lpes_eval.__all__, "factors"} <= shown <= {*lpes_eval.__all__, *submodules}

@@ -27,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
     add("--questions", type=at_least(1), default=8, metavar="N", help="at every position (default: 8)")
     add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the task: num_keys=25, or JSON")
     add("--model_args", type=model_args, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
-    add("--apply_chat_template", action="store_true", help="use the model's template")
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cpu, mps")
     add("-o", "--output", type=Path, default=Path("attention"), metavar="DIR",
         help="folder for attention.json and the picture (default: attention)")  # fmt: skip
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     task = load(arguments.task, arguments.metadata)
     lm = methods.load("lpes")(pretrained=arguments.model, **device, **arguments.model_args)
     lm.note_carried_factors()
-    read = list(prompts(lm, task, arguments.questions, arguments.apply_chat_template))
+    read = list(prompts(lm, task, arguments.questions))
     with Progress(transient=True) as progress:
         bar = progress.add_task("reading prompts", total=len(read) * len(sets))
         measured = measure(lm, sets, read, lambda: progress.advance(bar))

@@ -1,11 +1,10 @@
-"""Paired differences between runs of lm-eval on the same examples, as data."""
+"""Paired differences between two runs of lm-eval on the same examples, as data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from string import ascii_uppercase as LETTERS
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare import tables
@@ -47,30 +46,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """One metric of one task in A and in another run, which its letter names."""
+    """One metric of one task."""
 
     task: str
     metric: str
-    letter: str
     questions: int
     rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs by letter, the first of them A; the differences of each other one from A; and notes for a reader."""
+    """Two runs, what differs, and notes for a reader."""
 
-    runs: Mapping[str, Results]
+    a: Results
+    b: Results
     sections: Sequence[Section]
     notes: Sequence[str]
-    confidence: float
 
 
-def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_differ: bool = False) -> Comparison:
-    """Compare runs with a first one, question by question; positive differences are in favour of the others.
+def compare(a: Results, b: Results, *, prompts_may_differ: bool = False) -> Comparison:
+    """Compare two runs, question by question; positive differences are in favour of ``b``.
 
-    ``confidence`` is the coverage of the intervals. ``prompts_may_differ`` compares the same examples in other prompts,
-    such as with and without a chat template.
+    ``prompts_may_differ`` compares the same examples in other prompts, such as with and without a chat template.
 
     Returns:
         A section for each metric of each task that both runs have; Holm's adjustment runs over the rows of all.
@@ -80,18 +77,11 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     """
     from lpes_eval.compare.statistics import holm
 
-    runs = dict(zip(LETTERS[: 1 + len(others)], (a, *others), strict=True))
-    sections: list[Section] = []
     notes: list[str] = []
-    for letter, b in zip(LETTERS[1:], others, strict=False):
-        of_pair: list[str] = []
-        common = _common(a, b, prompts_may_differ)
-        found = list(_sections(a, letter, b, confidence, common, of_pair))
-        if not found:
-            reason = "the tasks in common have no score in common that is an average over single samples"
-            raise UserError(f"{a.path} and {b.path}: {reason}")
-        sections += found
-        notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in of_pair]
+    sections = list(_sections(a, b, _common(a, b, prompts_may_differ), notes))
+    if not sections:
+        reason = "the tasks in common have no score in common that is an average over single samples"
+        raise UserError(f"{a.path} and {b.path}: {reason}")
     if few := sorted({section.questions for section in sections if section.questions < FEW_QUESTIONS}):
         notes.append(
             f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
@@ -100,7 +90,7 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     rows = [row for section in sections for row in section.rows]
     for row, adjusted in zip(rows, holm([row.difference.p for row in rows]), strict=True):
         row.p_holm = adjusted
-    return Comparison(runs, sections, notes, confidence)
+    return Comparison(a, b, sections, notes)
 
 
 def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
@@ -118,15 +108,13 @@ def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
     return common
 
 
-def _sections(
-    a: Results, letter: str, b: Results, confidence: float, common: Sequence[str], notes: list[str]
-) -> Iterator[Section]:
-    """A section for each metric that two runs have; ``notes`` are added to."""
+def _sections(a: Results, b: Results, common: Sequence[str], notes: list[str]) -> Iterator[Section]:
+    """A section for each metric that both runs have; ``notes`` are added to."""
     from lpes_eval.compare.statistics import compare_paired
 
-    for one, run in (("A", a), (letter, b)):
+    for side, run in (("A", a), ("B", b)):
         if alone := [name for name in run.tasks if name not in common]:
-            notes.append(f"Only in {one}, not compared: {tables.some(alone)}.")
+            notes.append(f"Only in {side}, not compared: {tables.some(alone)}.")
     for name in common:
         if members := a.tasks[name].members:
             notes.append(f"{name}: all samples of its {len(members)} tasks together.")
@@ -136,9 +124,9 @@ def _sections(
             if other is None or not labels or metric.by_question is None or other.by_question is None:
                 notes.append(f"{name}, {shown}: not an average of scores of single samples in both; not compared.")
                 continue
-            up, scores = metric.higher_is_better is not False, (metric.matrix(labels), other.matrix(labels))
-            paired = compare_paired(*scores, higher_is_better=up, confidence=confidence)
+            up = metric.higher_is_better is not False
+            paired = compare_paired(metric.matrix(labels), other.matrix(labels), higher_is_better=up)
             differences = dict(zip(labels, paired.positions, strict=True))
             if len(labels) > 1:
                 differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
-            yield Section(name, shown, letter, paired.questions, [Row(*row) for row in differences.items()])
+            yield Section(name, shown, paired.questions, [Row(*row) for row in differences.items()])

@@ -22,12 +22,12 @@ none), ``question`` and ``expected`` answer, ``scores`` and ``answers`` before a
 
 
 def of(comparison: Comparison) -> Iterator[tuple[Section, list[Flip]]]:
-    """The samples that flipped, of each run and each task in its first metric."""
-    first: dict[tuple[str, str], Section] = {}
+    """The samples that flipped, of each task in its first metric."""
+    first: dict[str, Section] = {}
     for section in comparison.sections:
-        first.setdefault((section.letter, section.task), section)
-    for (letter, task), section in first.items():
-        yield section, flipped(comparison.runs["A"], comparison.runs[letter], task, section.metric)
+        first.setdefault(section.task, section)
+    for task, section in first.items():
+        yield section, flipped(comparison.a, comparison.b, task, section.metric)
 
 
 def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:

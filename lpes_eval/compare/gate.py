@@ -20,15 +20,6 @@ ALPHA = 0.01
 TOLERANCE = 0.001
 
 
-class NotComparable(UserError):
-    """The run and the baseline are of other tasks, examples or models."""
-
-    exit_status = 4
-
-    def __init__(self, baseline: Results, now: Results, reason: str) -> None:
-        super().__init__(f"{now.path} against {baseline.path}: {reason}")
-
-
 class Outcome(StrEnum):
     """What became of a score of the baseline."""
 
@@ -45,15 +36,13 @@ class Options:
 
     ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``, in the score's unit, never
     fails. A mean over positions, or a score without positions, that gets worse by more than ``max_drop`` fails also if
-    chance explains it. ``strict`` fails what cannot be tested. ``other_model`` and ``other_prompts`` allow these.
+    chance explains it. ``strict`` fails what cannot be tested.
     """
 
     alpha: float = ALPHA
     tolerance: float = TOLERANCE
     max_drop: float | None = None
     strict: bool = False
-    other_model: bool = False
-    other_prompts: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,9 +93,7 @@ class Verdict:
         worse, missing, untested = map(self.count, (Outcome.WORSE, Outcome.MISSING, Outcome.NOT_TESTABLE))
         parts = [f"{worse} of {len(self.rows)} scores got worse" if worse else "nothing got worse beyond chance"]
         parts += [f"{missing} are missing"] if missing else []
-        if untested:
-            fails = any(row.fails and row.outcome == Outcome.NOT_TESTABLE for row in self.rows)
-            parts.append(f"{untested} could not be tested" + (", which fails under --strict" if fails else ""))
+        parts += [f"{untested} could not be tested"] if untested else []
         tested = sum(not math.isnan(row.change.p) for row in self.rows)
         drop = self.options.max_drop
         besides = "" if drop is None else f", or wherever a mean drops by more than {drop:g}"
@@ -115,16 +102,12 @@ class Verdict:
 
 
 def regress(baseline: Results, now: Results, options: Options = Options()) -> Verdict:
-    """Hold a run against a baseline, score by score; ``NotComparable`` where nothing can be tested.
+    """Hold a run against a baseline, score by score; ``UserError`` where nothing can be tested.
 
     The m scores with samples in both runs are tested at the level ``alpha / m`` each (Bonferroni), so that a rerun of
     the same model fails with a probability of at most ``alpha``, however many tasks there are.
     """
-    if not (options.other_model or baseline.model.is_same(now.model)):
-        models = f"another model: the baseline is of {baseline.model}, the run of {now.model}"
-        way_out = "--other-model compares them on purpose, --update starts anew"
-        raise NotComparable(baseline, now, f"{models}; {way_out}")
-    scores = list(_scores(baseline, now, options))
+    scores = list(_scores(baseline, now))
     tests = sum(len(score.labels) for score in scores if score.questions)
     level = options.alpha / max(tests, 1)
     rows = [row for score in scores for row in score.rows(level, options)]
@@ -134,7 +117,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
             few = f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g}"
             loss = f"over {tests} tests not even the loss of every answer could be told from chance"
             reason = f"{few} {loss}; evaluate at least {fewest_lost(level)}"
-        raise NotComparable(baseline, now, reason)
+        raise UserError(f"{now.path} against {baseline.path}: {reason}")
     return Verdict(baseline, now, options, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
 
 
@@ -240,16 +223,16 @@ def _with_summaries(values: list[float], up: bool) -> list[float]:
     return [*values, fmean(values), min(values) if up else max(values), max(values) - min(values)]
 
 
-def _scores(baseline: Results, now: Results, options: Options) -> Iterator[_Score]:
+def _scores(baseline: Results, now: Results) -> Iterator[_Score]:
     """Every metric of every task and group of the baseline, with that of the run."""
     there = now.every_task
     if not baseline.every_task.keys() & there.keys():
-        reason = f"the baseline has {some([*baseline.every_task])}, the run has not; run the same tasks, or --update"
-        raise NotComparable(baseline, now, reason)
+        names = some([*baseline.every_task])
+        raise UserError(f"{now.path}: has none of the baseline's tasks, {names}; run the same tasks, or --update")
     for name, task in baseline.every_task.items():
         again = there.get(name) if there.keys() >= {*task.members} else None
-        if again and (differs := mismatch(task, again, prompts_may_differ=options.other_prompts)):
-            raise NotComparable(baseline, now, f"{name}, baseline and run: {differs}; --update starts anew")
+        if again and (differs := mismatch(task, again)):
+            raise UserError(f"{name} in {baseline.path} and {now.path}: {differs}; --update starts anew")
         logged = bool(again and task.documents and again.documents)
         for key, metric in task.metrics.items():
             yield _Score(name, key, metric, again.metrics.get(key) if again else None, logged)

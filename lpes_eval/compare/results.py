@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval import files, reference
+from lpes_eval import files
 from lpes_eval.errors import DataError, UserError
 from lpes_eval.files import entry
 
@@ -40,11 +40,6 @@ class Model:
         """As a message names it."""
         size = "" if self.parameters is None else f", {self.parameters:,} parameters"
         return f"{self.kind} {self.name or '(its default model)'}{size}"
-
-    def is_same(self, other: Model) -> bool:
-        """Whether both are one model, a shipped one under any of its names."""
-        a, b = (replace(model, name=reference.NAMES.get(model.name, model.name)) for model in (self, other))
-        return a == b
 
 
 @dataclass(frozen=True)

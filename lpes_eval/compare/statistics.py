@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,7 +38,7 @@ def mean_over_positions(scores: ArrayLike) -> Estimate:
 
     The error is that of the questions' own averages (Liang & Zeger, Biometrika 73, 1986; Miller, arXiv 2411.00640).
     """
-    averages = _checked(scores).mean(axis=1)
+    averages = np.asarray(scores, dtype=float).mean(axis=1)
     error = averages.std(ddof=1) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
     return Estimate(float(averages.mean()), float(error))
 
@@ -58,7 +57,7 @@ def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
 
 def _bootstrapped(quantity: Quantity, scores: ArrayLike, replicates: int) -> Estimate:
     """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
-    values = _checked(scores)
+    values = np.asarray(scores, dtype=float)
     value, error = float(quantity(values.mean(axis=0), axis=-1)), math.nan
     if len(values) > 1:
         draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
@@ -135,7 +134,6 @@ def compare_paired(
     b: ArrayLike,
     *,
     higher_is_better: bool = True,
-    confidence: float = 0.95,
     replicates: int = 10_000,
     seed: int = SEED,
 ) -> PairedComparison:
@@ -150,7 +148,7 @@ def compare_paired(
     ``higher_is_better`` says which position is the worst; each model's is its own. ``replicates`` are bootstrap samples
     of questions, and exchanges where not all are counted. ``ValueError`` where shapes differ or a score is missing.
     """
-    first, second = _checked([a, b])
+    first, second = np.asarray([a, b], dtype=float)
     questions, columns = first.shape
     means_a, means_b = first.mean(axis=0), second.mean(axis=0)
     drawn_a, drawn_b = np.hsplit(_resampled_means(np.hstack([first, second]), replicates, seed), 2)
@@ -163,7 +161,7 @@ def compare_paired(
         if questions < 2:
             return Difference(value_a, value_b, d, math.nan, math.nan, math.nan, method)
         reach = np.abs(quantity(drawn_b, axis=-1) - quantity(drawn_a, axis=-1) - d) * _bessel(questions)
-        half = float(np.quantile(reach, confidence))
+        half = float(np.quantile(reach, 0.95))
         if average:
             p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates, seed)), abs(d))
         else:
@@ -176,7 +174,7 @@ def compare_paired(
         from scipy.stats import binomtest
 
         losses, gains = (int((changes[:, column] * sign > 0).sum()) for sign in (-1, 1))
-        interval = paired_proportions_interval(losses, gains, questions, confidence)
+        interval = paired_proportions_interval(losses, gains, questions)
         p = float(binomtest(losses, losses + gains).pvalue) if losses + gains else 1.0
         value_a, value_b = float(means_a[column]), float(means_b[column])
         return Difference(value_a, value_b, value_b - value_a, *interval, p, "mcnemar")
@@ -190,8 +188,8 @@ def compare_paired(
     )
 
 
-def paired_proportions_interval(losses: int, gains: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The adjusted Wald interval for a difference of paired proportions, (gains − losses) / n.
+def paired_proportions_interval(losses: int, gains: int, n: int) -> tuple[float, float]:
+    """The adjusted Wald interval (95 %) for a difference of paired proportions, (gains − losses) / n.
 
     One question is added to the losses and one to the gains (Bonett & Price, J. Educ. Behav. Stat. 37, 2012).
     """
@@ -199,7 +197,7 @@ def paired_proportions_interval(losses: int, gains: int, n: int, confidence: flo
 
     gained, lost = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
     centre = gained - lost
-    half = float(norm.ppf(0.5 + confidence / 2)) * math.sqrt((gained + lost - centre**2) / (n + 2))
+    half = float(norm.ppf(0.975)) * math.sqrt((gained + lost - centre**2) / (n + 2))
     return max(-1.0, centre - half), min(1.0, centre + half)
 
 
@@ -239,7 +237,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
 
     A change comes for each position and, for two positions or more, for their mean, the worst of them and their spread.
     """
-    first, second = _checked([old, new])
+    first, second = np.asarray([old, new], dtype=float)
     questions, columns = first.shape
     sign = -1.0 if higher_is_better else 1.0  # a change of this sign is one for the worse
 
@@ -278,15 +276,6 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         worst = np.min if higher_is_better else np.max
         changes += [change_of(np.mean, sign), change_of(worst, sign), change_of(np.ptp, 1.0)]
     return tuple(changes)
-
-
-def _checked(scores: Any) -> Array:
-    values = np.asarray(scores, dtype=float)
-    if values.ndim < 2 or 0 in values.shape:
-        raise ValueError(f"scores must have the shape (questions, positions), at least one of each; got {values.shape}")
-    if not np.isfinite(values).all():
-        raise ValueError("scores must be finite, one for every question at every position")
-    return values
 
 
 def _right_or_wrong(*scores: Array) -> bool:

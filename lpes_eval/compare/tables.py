@@ -44,7 +44,7 @@ class Table:
 class Page:
     """What a command prints: runs (what was evaluated, and its file) by their names, tables, and notes.
 
-    ``flips`` are tables of the samples that flipped, ``data`` is what the JSON has besides.
+    ``flips`` are tables of the samples that flipped.
     """
 
     command: str
@@ -53,7 +53,6 @@ class Page:
     notes: Sequence[str]
     headline: str = ""
     flips: Sequence[Table] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Lay it out for a terminal."""
@@ -80,15 +79,15 @@ class Page:
         data: dict[str, Any] = {"file": files.marker(self.command)}
         data |= {"headline": self.headline} if self.headline else {}
         data |= {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
-        data |= {**self.data, "comparisons": [table.data for table in self.tables], "notes": self.notes}
+        data |= {"comparisons": [table.data for table in self.tables], "notes": self.notes}
         data |= {"flips": [table.data for table in self.flips]} if self.flips else {}
         return json.dumps(finite(data), indent=2, allow_nan=False) + "\n"
 
     def to_junit(self) -> str:
-        """Write it as JUnit XML, a test case a row; without tables the notes are an error."""
+        """Write it as JUnit XML, a test case a row."""
         from xml.etree import ElementTree
 
-        cases = [(self.command, "comparable", "error", note) for note in self.notes if not self.tables]
+        cases = []
         for table in self.tables:
             suite_name = f"{table.data['task']}.{table.data['metric']}"
             for cells, row in zip(table.rows, table.data["rows"], strict=True):
@@ -99,7 +98,7 @@ class Page:
         root = ElementTree.Element("testsuites")
         root.append(ElementTree.Comment(files.marker(self.command)))
         suite = ElementTree.SubElement(root, "testsuite", name=self.command, tests=str(len(cases)))
-        for counter, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        for counter, outcome in (("failures", "failure"), ("skipped", "skipped")):
             suite.set(counter, str(outcomes.count(outcome)))
         for of, name, outcome, message in cases:
             element = ElementTree.SubElement(suite, "testcase", classname=terminal(of), name=terminal(name))
@@ -114,23 +113,15 @@ class Page:
 def add_outputs(parser: argparse.ArgumentParser, *forms: str) -> None:
     """Add the flags that say in which of ``FORMS`` a page is written, and where."""
     for form in forms:
-        what = f"write {FORMS[form]}, to FILE; without FILE, print it"
-        parser.add_argument(f"--{form}", nargs="?", const="-", metavar="FILE", help=what)
+        parser.add_argument(f"--{form}", metavar="FILE", help=f"write {FORMS[form]}, too")
 
 
-def publish(page: Page, arguments: argparse.Namespace, *, text: bool = True) -> None:
-    """Write a page as the flags of `add_outputs` say, and as text where none of these is printed."""
-    printed = []
+def publish(page: Page, arguments: argparse.Namespace) -> None:
+    """Print a page, and write it as the flags of `add_outputs` say."""
     for form in FORMS:
         if target := getattr(arguments, form, None):
-            content = getattr(page, f"to_{form}")()
-            if target == "-":
-                printed.append(content)
-            else:
-                files.write_output(target, content, files.marker(page.command))
-    with ignore_broken_pipe():
-        for content in printed or ([page.to_text()] if text else []):
-            print(content, end="", flush=True)
+            files.write_output(target, getattr(page, f"to_{form}")(), files.marker(page.command))
+    print(page.to_text(), end="")
 
 
 def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:

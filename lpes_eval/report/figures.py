@@ -21,7 +21,7 @@ from lpes_eval.files import write_atomically
 from lpes_eval.text import terminal
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Pair, Search
+    from lpes_eval.report.sources import Search
 
 COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 MARKERS = ("s", "o", "^", "D", "v", "P")
@@ -126,28 +126,6 @@ def positions(title: str, lines: Sequence[tuple[str, int, Metric]]) -> Picture:
     n = f"n = {_listed(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
     caption = f"{title}: score by position of the gold item"
     return drawing.picture(f"positions {title}", caption, f"{short(task)}\n{n}")
-
-
-def differences(pair: Pair) -> Picture:
-    """Paired differences, a row for each score."""
-    sections = pair.report.sections
-    tasks, names = [section.task for section in sections], list[str]()
-    rows = [row.difference for section in sections for row in section.rows]
-    for section in sections:
-        several = tasks.count(section.task) > 1
-        named = short(f"{section.task}, {section.metric}" if several else section.task)
-        of = {"all": named, "spread": f"{named}, spread (less is better)"}
-        names += [of.get(row.label, f"{named}, {row.label}") for row in section.rows]
-    drawing = Drawing(f"{short(pair.b.name, 36)} − {short(pair.a.name, 36)}", "", height=1.0 + 0.19 * len(rows))
-    for y, row in enumerate(rows):
-        drawing.axes.plot((row.low, row.high), [y, y], color=COLORS[1], alpha=0.6)
-    drawing.marks("", [row.difference for row in rows], range(len(rows)), 1, linestyle="")
-    drawing.axes.axvline(0, color=INK, linewidth=0.8)
-    drawing.axes.set_yticks(range(len(rows)), names)
-    drawing.axes.set_ylim(len(rows) - 0.5, -0.5)
-    title = f"n = {_listed({section.questions for section in sections})} questions; bars: 95 % intervals, paired"
-    caption = f"Paired differences, {pair.b.name} − {pair.a.name}"
-    return drawing.picture(f"differences {pair.a.name} {pair.b.name}", caption, title)
 
 
 def factors(lines: Sequence[Line]) -> Picture:

@@ -95,7 +95,6 @@ def pictures(contents: Contents) -> dict[str, list[Picture]]:
     of_searches = [draw(search) for search in searches for draw in (figures.progress, figures.tradeoff)]
     drawn = {
         "positions": [figures.positions(panel.title, panel.lines) for panel in contents.panels if panel.by_position],
-        "differences": [figures.differences(pair) for pair in contents.pairs],
         "factors": [figures.factors(lines)] if lines else [],
         "searches": [picture for picture in of_searches if picture],
         "attention": [figures.attention(name, data) for name, data in contents.attentions.items()],

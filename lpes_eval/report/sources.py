@@ -149,24 +149,16 @@ def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
 
 def _panels(runs: Sequence[Run]) -> list[Panel]:
     """Group the runs' scores on the same examples, which may stand in one picture, whatever positions they have."""
-    groups: list[tuple[str, dict[Run, Task]]] = []
+    made: dict[tuple[Any, ...], Panel] = {}
     for run in runs:
         for name, task in run.results.tasks.items():
-            task = replace(task, data=task.data | {"positions": None})
-            for known, tasks in groups:
-                if known == name and not any(mismatch(one, task, prompts_may_differ=True) for one in tasks.values()):
-                    tasks[run] = task
-                    break
-            else:
-                groups.append((name, {run: task}))
-    made: dict[tuple[int, str, bool], Panel] = {}
-    for number, (name, tasks) in enumerate(groups):
-        data = next(iter(tasks.values())).data
-        size = [f"{data[key]} {key.removeprefix('num_')}" for key in sorted(data) if key.startswith("num_")]
-        for run, task in tasks.items():
+            size = [
+                f"{task.data[key]} {key.removeprefix('num_')}" for key in sorted(task.data) if key.startswith("num_")
+            ]
             for key, metric in task.metrics.items():
                 title = ", ".join([name, *size, key.removesuffix(",none")])
-                made.setdefault((number, key, "all" in metric.values), Panel(title, {})).runs[run] = metric
+                same = (title, task.documents, task.examples, "all" in metric.values)
+                made.setdefault(same, Panel(title, {})).runs[run] = metric
     return list(made.values())
 
 
@@ -226,7 +218,6 @@ def _attention(path: Path) -> Any:
         if data["format"] != ATTENTION:
             raise ValueError(f"format {data['format']!r}, expected {ATTENTION!r}")
         for one in data["sets"].values():
-            shares = [[float(share) for share in row] for row in one["shares"]]
-            if {len(row) for row in shares} != {len(data["regions"])} or len(shares) != len(one["layers"]):
+            if [len(row) for row in one["shares"]] != [len(data["regions"])] * len(one["layers"]):
                 raise ValueError(f"expected {len(data['regions'])} shares a layer")
         return data

@@ -57,15 +57,6 @@ def test_lm_eval_is_given_these_numbers_also_where_little_is_known():
     assert st.compare_paired(perplexity, perplexity, higher_is_better=False).worst.a == 8.0
 
 
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [(np.empty((0, 3)), "at least one"), (np.ones(3), "shape"), ([[1.0, np.nan]], "finite"), ([[np.inf]], "finite")],
-)
-def test_scores_that_have_no_summary_are_refused(scores, message):
-    with pytest.raises(ValueError, match=message):
-        st.spread(scores)
-
-
 def test_interval_of_paired_proportions_covers_where_the_plain_wald_interval_does_not():
     """Few discordant pairs, 60 questions: 2 % lost and 4 % gained."""
     rng = np.random.default_rng(5)

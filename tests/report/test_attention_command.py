@@ -9,7 +9,7 @@ import lpes_eval
 from lpes_eval import cli, methods
 from lpes_eval.attention.measure import REGIONS, load, prompts, shares, weights
 from lpes_eval.decoder import find_decoder
-from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
+from lpes_eval.errors import PromptTooLong, UnsupportedModel
 from lpes_eval.report import figures
 from runs import put
 from test_families import SUPPORTED, tiny_config, tiny_model
@@ -79,7 +79,7 @@ def lm():
 def test_the_tokens_of_a_region_are_those_of_its_segments_and_shares_those_of_the_weights(lm, task) -> None:
     size = {"num_keys": 9} if task == "kv_retrieval" else {"num_documents": 4}
     loaded = load(task, {**size, "positions": [0, 100]})
-    found = list(prompts(lm, loaded, 2, False))
+    found = list(prompts(lm, loaded, 2))
     assert [prompt.position for prompt in found] == [0, 100, 0, 100]
     for number, prompt in enumerate(found):
         text = {
@@ -114,14 +114,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(lm, tmp_path, capsys, mo
         cli.main(["attention", "reference-kv", "--model_args", "device=cpu"])
     assert "argument --model_args: device=cpu: " in capsys.readouterr().err
     small = load("kv_retrieval", {"num_keys": 3})
-    with pytest.raises(UserError, match="has no chat template"):
-        list(prompts(lm, small, 1, True))
-    monkeypatch.setattr(lm.tokenizer, "chat_template", "{{ messages[0].content | upper }}")
-    with pytest.raises(UserError, match="chat template changes the text"):
-        list(prompts(lm, small, 1, True))
     monkeypatch.setattr(type(lm), "max_length", 9)
     with pytest.raises(PromptTooLong, match="the model's window is 9"):
-        list(prompts(lm, small, 1, False))
+        list(prompts(lm, small, 1))
 
 
 def test_the_command_writes_what_the_report_shows_beside_the_factors(tmp_path, capsys) -> None:

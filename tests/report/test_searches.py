@@ -144,7 +144,7 @@ def test_the_figures_are_written_for_papers_as_well(tmp_path, report):
     search = write_search(tmp_path / "s", [individual(n, n % 7 / 10) for n in range(9)])
     runs = [write_run(tmp_path / n, s, group="toy $x$").parent for n, s in (("a", BEFORE), ("b", AFTER))]
     page = report(*runs, search, options=["--figures", tmp_path / "figures"])
-    names = ["differences-a-b", "positions-toy-x-acc", "search-s", "tradeoff-s"]
+    names = ["positions-toy-x-acc", "search-s", "tradeoff-s"]
     files = sorted((tmp_path / "figures").iterdir())
     assert [path.name for path in files] == sorted(f"{name}.{kind}" for name in names for kind in ("pdf", "png"))
     assert {path.read_bytes()[:4] for path in files} == {b"\x89PNG", b"%PDF"}
