@@ -17,10 +17,7 @@ from lpes_eval.errors import DataError, UserError, first_line
 
 def shown(value: Any, most: int = 80) -> str:
     """A value as an error shows it: quoted, in one line, and not longer than ``most`` characters."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # too deep; an integer of thousands of digits
-        text = type(value).__name__
+    text = repr(value)
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
@@ -128,7 +125,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     A link stays a link, and the file that it names is written. A pipe or ``/dev/stdout`` is written to as it stands.
     """
     path = Path(os.path.realpath(path))
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             stream.write(data)

@@ -20,7 +20,7 @@ def test_the_summary_of_a_job_is_appended_to(tmp_path, monkeypatch):
 
 A, B, BASE = "{folder}/a", "{folder}/b", "{folder}/base.json"
 OPTIONS = {
-    "compare --json": ["compare", A, B, "--json"],
+    "compare --markdown": ["compare", A, B, "--markdown"],
     "regress --markdown": ["regress", A, "--baseline", BASE, "--markdown"],
     "regress --junit": ["regress", A, "--baseline", BASE, "--junit"],
     "regress --update": ["regress", A, "--update", "--baseline"],

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lpes_eval import factors, methods
     from lpes_eval.attention.measure import REGIONS, load, measure, prompts
     from lpes_eval.files import write_atomically
-    from lpes_eval.report import figures, sources
+    from lpes_eval.report import figures
 
     sets = {"plain": None, **{str(given): factors.parse(given) for given in arguments.factors}}
     device = {"device": arguments.device} if arguments.device else {}
@@ -52,7 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
         bar = progress.add_task("reading prompts", total=len(read) * len(sets))
         measured = measure(lm, sets, read, lambda: progress.advance(bar))
     data = {
-        "format": sources.ATTENTION,
         **{name: getattr(arguments, name) for name in ("model", "task", "metadata")},
         "questions": len(read) // len(task.positions),
         "positions": sorted({prompt.position for prompt in read}),
@@ -62,6 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     }
     path = arguments.output / "attention.json"
     write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
-    figures.attention("attention", data).save(arguments.output)
-    print(f"{path}, and a picture beside it. lpes-eval report takes the folder as one of its inputs.")
+    figures.attention(data).save(arguments.output)
+    print(f"{path}, and a picture beside it")
     return 0

@@ -14,7 +14,7 @@ from lpes_eval.entries import typed
 from lpes_eval.files import entry, read_json, write_output
 
 FORMAT = "lpes-eval baseline"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MARK = f'"format": "{FORMAT}"'
 """What tells a baseline, of any version, damaged or not, from other files."""
 
@@ -26,8 +26,7 @@ def save(results: Results, path: str | Path) -> None:
         "format_version": FORMAT_VERSION,
         "model": asdict(results.model),
         "provenance": results.provenance,
-        "tasks": {name: _packed(task) for name, task in results.tasks.items()},
-        "subtasks": {name: _packed(task) for name, task in results.subtasks.items()},
+        "tasks": {name: _packed(task) for name, task in results.leaves.items()},
     }
     write_output(path, json.dumps(finite(data), indent=1, allow_nan=False) + "\n", MARK)
 
@@ -39,18 +38,16 @@ def load(path: str | Path) -> Results:
         data = entry(read_json(path))
         if (version := (data.get("format"), data.get("format_version"))) != (FORMAT, FORMAT_VERSION):
             raise ValueError(f"'format' and 'format_version' are {version}, expected {(FORMAT, FORMAT_VERSION)}")
-        tasks, subtasks = (
-            {name: _unpacked(entry(data, kind, name)) for name in entry(data, kind)} for kind in ("tasks", "subtasks")
-        )
+        tasks = {name: _unpacked(entry(data, "tasks", name)) for name in entry(data, "tasks")}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no tasks, or none with metrics")
         model = typed(data["model"], Model, "model")
-        return Results(path, model, None, entry(data, "provenance"), tasks, subtasks)
+        return Results(path, model, None, entry(data, "provenance"), tasks, tasks)
 
 
 def _packed(task: Task) -> dict[str, Any]:
     """The task as plain data; right-or-wrong scores as a string of 1 and 0."""
-    names = ("version", "data", "examples", "documents", "prompts", "members")
+    names = ("version", "data", "examples", "documents", "prompts")
     data: dict[str, Any] = {name: getattr(task, name) for name in names} | {"metrics": {}}
     for key, metric in task.metrics.items():
         packed = data["metrics"][key] = vars(metric) | {"by_question": metric.by_question and {}}

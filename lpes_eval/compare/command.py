@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("a", metavar="A", help="results JSON of lm_eval, or a folder: the newest results in it")
     add("b", metavar="B", help="the results to compare with A")
-    tables.add_outputs(parser, "json", "markdown")
+    add("--markdown", metavar="FILE", help="write the tables as Markdown, too")
     add("--flips", action="store_true", help="list the samples that flipped, by each task's first metric")
     prompts = "compare the same examples in other prompts, such as with and without a chat template"
     add("--other-prompts", action="store_true", help=prompts)
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval compare``."""
     a, b = results.read(arguments.a), results.read(arguments.b)
     comparison = compare(a, b, prompts_may_differ=arguments.other_prompts)
-    tables.publish(page_of(comparison, arguments.flips), arguments)
+    tables.publish(page_of(comparison, arguments.flips), arguments.markdown)
     return 0
 
 
@@ -45,9 +45,7 @@ def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
     shown = []
     for section in comparison.sections:
         title = f"{section.task}, {section.metric}, {section.questions} questions"
-        facts = {"task": section.task, "metric": section.metric, "questions": section.questions}
-        facts |= {"rows": [row.facts for row in section.rows]}
-        shown.append(tables.Table(title, HEADER, [row.cells for row in section.rows], data=facts))
+        shown.append(tables.Table(title, HEADER, [row.cells for row in section.rows]))
     found = flips.of(comparison) if with_flips else ()
     changed = [flips.table(flipped, section.task, section.metric) for section, flipped in found]
     sides = {"A": comparison.a.side, "B": comparison.b.side}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lpes_eval.compare import tables
 from lpes_eval.compare.results import Results, mismatch
@@ -35,13 +35,6 @@ class Row:
         interval = f"{tables.signed(d.low)} to {tables.signed(d.high)}"
         scores = tables.score(d.a), tables.score(d.b), tables.signed(d.difference)
         return (self.label, *scores, interval, tables.p_value(d.p), tables.p_value(self.p_holm))
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
-        d = self.difference
-        numbers = {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")}
-        return {"row": self.label, "interval": [d.low, d.high], "p_holm": self.p_holm, **numbers}
 
 
 @dataclass(frozen=True)

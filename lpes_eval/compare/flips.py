@@ -17,7 +17,7 @@ HEADER = ("flip", "position", "question", "expected", "before", "after")
 
 Flip = dict[str, Any]
 """A sample whose score differs between two runs: whether it got ``better``, its ``position`` (empty where there are
-none), ``question`` and ``expected`` answer, ``scores`` and ``answers`` before and after (a baseline has no answers).
+none), ``question`` and ``expected`` answer, and ``answers`` before and after.
 """
 
 
@@ -36,10 +36,9 @@ def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
     """
     key = key if "," in key else f"{key},none"
     metric, _, filter_name = key.partition(",")
-    task_a, task_b = a.every_task[task], b.every_task[task]
+    task_a, task_b = a.tasks[task], b.tasks[task]
     before, after = task_a.metrics[key], task_b.metrics[key]
-    samples_b = task_b.samples[filter_name]
-    samples_a: Sequence[Sample | None] = task_a.samples.get(filter_name) or [None] * len(samples_b)
+    samples_a, samples_b = task_a.samples[filter_name], task_b.samples[filter_name]
     flips = []
     for label in (label for label in before.values if label in after.values):
         place = None if label == "all" else [*map(label_of, task_b.positions)].index(label)
@@ -51,10 +50,9 @@ def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
             flip = {
                 "better": (is_now > was) == (before.higher_is_better is not False),
                 "position": "" if label == "all" else label,
-                "scores": (was, is_now),
                 "question": " ".join(question.split()),
                 "expected": _shown(expected),
-                "answers": ["" if each is None else _answer(each, place, metric) for each in (sample_a, sample_b)],
+                "answers": [_answer(each, place, metric) for each in (sample_a, sample_b)],
             }
             flips.append(flip)
     return flips
@@ -72,7 +70,7 @@ def table(flips: Sequence[Flip], task: str, title: str) -> Table:
         lines = (" ".join(text.split()) for text in texts)
         cells = (line if len(line) <= CELL else f"{line[:CELL]}…" for line in lines)
         rows.append(("better" if flip["better"] else "worse", flip["position"], *cells))
-    return Table(f"{task}, {title}", HEADER, rows, len(HEADER), {"task": task, "metric": title, "rows": shown})
+    return Table(f"{task}, {title}", HEADER, rows, len(HEADER))
 
 
 def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, Any]:

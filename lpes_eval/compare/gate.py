@@ -224,13 +224,13 @@ def _with_summaries(values: list[float], up: bool) -> list[float]:
 
 
 def _scores(baseline: Results, now: Results) -> Iterator[_Score]:
-    """Every metric of every task and group of the baseline, with that of the run."""
-    there = now.every_task
-    if not baseline.every_task.keys() & there.keys():
-        names = some([*baseline.every_task])
+    """Every metric of every task of the baseline, with that of the run."""
+    there = now.leaves
+    if not baseline.leaves.keys() & there.keys():
+        names = some([*baseline.leaves])
         raise UserError(f"{now.path}: has none of the baseline's tasks, {names}; run the same tasks, or --update")
-    for name, task in baseline.every_task.items():
-        again = there.get(name) if there.keys() >= {*task.members} else None
+    for name, task in baseline.leaves.items():
+        again = there.get(name)
         if again and (differs := mismatch(task, again)):
             raise UserError(f"{name} in {baseline.path} and {now.path}: {differs}; --update starts anew")
         logged = bool(again and task.documents and again.documents)
@@ -251,7 +251,7 @@ def _notes(rows: Sequence[Row], tests: int, level: float) -> Iterator[str]:
 
 
 def _differences(baseline: Results, now: Results) -> Iterator[str]:
-    if new := [name for name in now.every_task if name not in baseline.every_task]:
+    if new := [name for name in now.leaves if name not in baseline.leaves]:
         yield f"Not in the baseline, not tested: {some(new)}."
     if baseline.model != now.model:
         yield f"Model: {baseline.model} in the baseline, {now.model} now."

@@ -7,12 +7,15 @@ import os
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from lpes_eval.compare import baseline, gate, results, tables
 from lpes_eval.compare.gate import Options, Outcome, Row, Verdict
 from lpes_eval.compare.results import Results
 from lpes_eval.errors import UserError
+from lpes_eval.files import marker, write_output
 from lpes_eval.flags import amount, share
+from lpes_eval.text import terminal
 
 COMMAND = "lpes-eval regress"
 HEADER = ("", "baseline", "now", "change", "still passes", "p", "")
@@ -32,8 +35,8 @@ def add_parser(subparsers: Any) -> None:
     add("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
     add("--baseline", metavar="FILE", type=Path, required=True, help="the committed baseline (JSON)")
     add("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
-    tables.add_outputs(parser, "json", "markdown", "junit")
-    add("--flips", action="store_true", help="list the samples that flipped, of each score that fell")
+    add("--markdown", metavar="FILE", help="write the tables as Markdown, too")
+    add("--junit", metavar="FILE", help="write JUnit XML, a test case for each row")
     add("--alpha", type=share, default=gate.ALPHA, help=f"false-alarm rate of the whole gate (default: {gate.ALPHA})")
     passes = f"a worsening up to this, in the score's own unit, never fails (default: {gate.TOLERANCE})"
     add("--tolerance", type=amount, default=gate.TOLERANCE, help=passes)
@@ -57,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.exists():
         raise UserError(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
     verdict = gate.regress(baseline.load(path), now, options)
-    tables.publish(page_of(verdict, arguments.flips), arguments)
+    if arguments.junit:
+        write_output(arguments.junit, junit(verdict), marker(COMMAND))
+    tables.publish(page_of(verdict), arguments.markdown)
     return 1 if verdict.failed else 0
 
 
@@ -65,38 +70,42 @@ def _update(now: Results, path: Path, options: Options) -> int:
     verdict = gate.regress(now, now, options)  # refuses what no run could be held against
     baseline.save(now, path)
     untested = verdict.count(Outcome.NOT_TESTABLE)
-    print(
-        f"{path}: baseline of {len(now.every_task)} tasks written from {now.path}; {untested} scores are not testable"
-    )
+    print(f"{path}: baseline of {len(now.leaves)} tasks written from {now.path}; {untested} scores are not testable")
     return 0
 
 
-def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
+def page_of(verdict: Verdict) -> tables.Page:
     """Lay out what the gate says: a table for each metric of each task."""
-    from lpes_eval.compare import flips
-
     old, now = verdict.baseline, verdict.now
-    shown, changed = [], []
+    shown = []
     for (task, key), group in groupby(verdict.rows, lambda row: (row.task, row.metric)):
-        rows, metric = [*group], key.removesuffix(",none")
-        questions = rows[0].questions
-        title = f"{task}, {metric}" + (f", {questions} questions" if questions else "")
-        facts = {"task": task, "metric": metric, "questions": questions or None, "rows": [*map(_facts, rows)]}
-        shown.append(tables.Table(title, HEADER, [_cells(row) for row in rows], data=facts))
-        fell = {row.label for row in rows if row.questions and row.change.worsening > 0}
-        labels = {"" if label == "all" else label for label in fell - {"mean", "worst", "spread"}}
-        if with_flips and labels and not now.every_task[task].members:  # its tasks have the same flips
-            found = [flip for flip in flips.flipped(old, now, task, key) if flip["position"] in labels]
-            changed.append(flips.table(found, task, metric))
+        rows = [*group]
+        questions = f", {rows[0].questions} questions" if rows[0].questions else ""
+        title = f"{task}, {key.removesuffix(',none')}{questions}"
+        shown.append(tables.Table(title, HEADER, [_cells(row) for row in rows]))
     sides = {"baseline": (str(old.model), str(old.path)), "now": now.side}
-    return tables.Page(COMMAND, sides, shown, verdict.notes, verdict.headline, changed)
+    return tables.Page(COMMAND, sides, shown, verdict.notes, verdict.headline)
 
 
-def _facts(row: Row) -> dict[str, Any]:
-    change = row.change
-    numbers = {"baseline": change.old, "now": change.new, "change": change.new - change.old, "p": change.p}
-    names = ("allowed", "level", "outcome", "by_size", "fails", "why")
-    return {"row": row.label, **numbers, **{name: getattr(row, name) for name in names}}
+def junit(verdict: Verdict) -> str:
+    """JUnit XML, a test case a row."""
+    root = ElementTree.Element("testsuites")
+    root.append(ElementTree.Comment(marker(COMMAND)))
+    failures, skipped = sum(row.fails for row in verdict.rows), 0
+    suite = ElementTree.SubElement(root, "testsuite", name=COMMAND, tests=str(len(verdict.rows)))
+    for row in verdict.rows:
+        name = f"{row.task}.{row.metric.removesuffix(',none')}"
+        case = ElementTree.SubElement(suite, "testcase", classname=terminal(name), name=terminal(row.label))
+        outcome = "failure" if row.fails else "skipped" if row.outcome == Outcome.NOT_TESTABLE else ""
+        skipped += outcome == "skipped"
+        if outcome:
+            said = [f"{name} {cell}".strip() for name, cell in zip(HEADER[1:], _cells(row)[1:], strict=True)]
+            ElementTree.SubElement(case, outcome, message=terminal(", ".join(filter(None, [*said, row.why]))))
+    suite.set("failures", str(failures))
+    suite.set("skipped", str(skipped))
+    ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, verdict.notes))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -113,8 +113,7 @@ class Results:
     """One run of lm-eval: its file, the model, the factors as given and for each layer, and where the scores came from
     (date, packages, dtype, hashes).
 
-    In ``tasks`` a group whose scores are all averages over its tasks' samples (mmlu) stands for them; ``subtasks`` are
-    these tasks, and the groups whose scores are no such averages.
+    ``leaves`` are all tasks; in ``tasks`` a group whose scores are averages over samples (mmlu) stands for its tasks.
     """
 
     path: Path
@@ -122,13 +121,8 @@ class Results:
     factors: str | None
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Task]
-    subtasks: Mapping[str, Task] = field(default_factory=dict)
+    leaves: Mapping[str, Task]
     per_layer: tuple[float, ...] = ()
-
-    @property
-    def every_task(self) -> dict[str, Task]:
-        """All tasks and groups that have scores."""
-        return {**self.tasks, **self.subtasks}
 
     @property
     def side(self) -> tuple[str, str]:
@@ -197,10 +191,17 @@ def read(path: str | Path) -> Results:
         tasks = {name: _task(raw, name, _samples(path, name)) for name in names}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no scores of any task")
-        shown, behind = _with_groups(raw, tasks, children)
         given = _factors(raw).get("given")
         per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
-        return Results(path, _model(raw), given and str(given), _provenance(raw), shown, behind, per_layer)
+        return Results(
+            path,
+            _model(raw),
+            given and str(given),
+            _provenance(raw),
+            _with_groups(raw, tasks, children),
+            tasks,
+            per_layer,
+        )
 
 
 @contextmanager
@@ -286,29 +287,26 @@ def _is_mean(values: Sequence[float], value: float) -> bool:
 
 
 def _with_groups(
-    raw: Mapping[str, Any], tasks: dict[str, Task], children: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, Task], dict[str, Task]]:
-    """The tasks with the outermost groups that are averages over samples in their place, and all others."""
+    raw: Mapping[str, Any], tasks: Mapping[str, Task], children: Mapping[str, Sequence[str]]
+) -> dict[str, Task]:
+    """The tasks, with the outermost groups that are averages over samples in place of theirs."""
     inner = {child for group in children.values() for child in group}
 
     def leaves(name: str) -> list[str]:
         return [leaf for child in children[name] for leaf in leaves(child)] if name in children else [name]
 
-    shown, behind = dict(tasks), dict[str, Task]()
-    for group in children:
+    shown = dict(tasks)
+    for group in [name for name in children if name not in inner]:
         parts = {name: tasks[name] for name in leaves(group) if name in tasks}
         filters = set.intersection(*({*part.samples} for part in parts.values())) if parts else ()
         samples = {key: [sample for part in parts.values() for sample in part.samples[key]] for key in sorted(filters)}
-        examples = sum(part.examples or 0 for part in parts.values()) or None
         data = {name: part.data for name, part in parts.items()}
+        examples = sum(part.examples or 0 for part in parts.values())
         task = replace(_task(raw, group, samples), data=data, examples=examples, members=[*parts])
         is_whole = parts and all(part.metrics.keys() == task.metrics.keys() for part in parts.values())
-        if group not in inner and is_whole and all(metric.by_question for metric in task.metrics.values()):
-            behind |= {name: shown.pop(name) for name in parts if name in shown}
-            shown[group] = task
-        elif task.metrics:
-            behind[group] = task
-    return shown, behind
+        if is_whole and all(metric.by_question for metric in task.metrics.values()):
+            shown = {name: part for name, part in shown.items() if name not in parts} | {group: task}
+    return shown
 
 
 def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:

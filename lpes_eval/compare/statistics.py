@@ -101,7 +101,6 @@ class Difference:
     """A paired difference ``b - a`` of one quantity of two models.
 
     ``low`` and ``high`` are the ends of its interval, ``p`` is two-sided; NaN where one question is to be resampled.
-    ``method`` says where p comes from: ``"mcnemar"``, ``"exchange"`` or ``"bootstrap"``.
     """
 
     a: float
@@ -110,7 +109,6 @@ class Difference:
     low: float
     high: float
     p: float
-    method: str
 
     @property
     def by_chance(self) -> bool:
@@ -157,16 +155,16 @@ def compare_paired(
 
     def differ(quantity: Quantity, average: bool) -> Difference:
         value_a, value_b = float(quantity(means_a, axis=-1)), float(quantity(means_b, axis=-1))
-        d, method = value_b - value_a, "exchange" if average else "bootstrap"
+        d = value_b - value_a
         if questions < 2:
-            return Difference(value_a, value_b, d, math.nan, math.nan, math.nan, method)
+            return Difference(value_a, value_b, d, math.nan, math.nan, math.nan)
         reach = np.abs(quantity(drawn_b, axis=-1) - quantity(drawn_a, axis=-1) - d) * _bessel(questions)
         half = float(np.quantile(reach, 0.95))
         if average:
             p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates, seed)), abs(d))
         else:
             p = max(least, _share_reaching(np.append(reach, abs(d)), abs(d)))
-        return Difference(value_a, value_b, d, d - half, d + half, p, method)
+        return Difference(value_a, value_b, d, d - half, d + half, p)
 
     def differ_at(column: int) -> Difference:
         if not _right_or_wrong(first[:, column], second[:, column]):
@@ -177,7 +175,7 @@ def compare_paired(
         interval = paired_proportions_interval(losses, gains, questions)
         p = float(binomtest(losses, losses + gains).pvalue) if losses + gains else 1.0
         value_a, value_b = float(means_a[column]), float(means_b[column])
-        return Difference(value_a, value_b, value_b - value_a, *interval, p, "mcnemar")
+        return Difference(value_a, value_b, value_b - value_a, *interval, p)
 
     return PairedComparison(
         positions=tuple(map(differ_at, range(columns))),

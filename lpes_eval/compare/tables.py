@@ -1,34 +1,30 @@
-"""How results are laid out: tables as text, Markdown, JSON and JUnit XML, and the flags that say where they go."""
+"""How results are laid out: tables as text and as Markdown."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lpes_eval import files
 from lpes_eval.text import markdown, terminal
 
-FORMS = {"json": "JSON, every number in full", "markdown": "Markdown", "junit": "JUnit XML, a test case for each row"}
 Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, the first ``left`` columns to the left, the others to the right; ``data`` for a program."""
+    """A table of texts, the first ``left`` columns to the left, the others to the right."""
 
     title: str
     header: tuple[str, ...]
     rows: Rows
     left: int = 1
-    data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """For a terminal."""
@@ -74,53 +70,11 @@ class Page:
             parts.append(f"{summary}\n\n{table.to_markdown()}\n\n</details>")
         return "\n\n".join(filter(None, parts)) + "\n"
 
-    def to_json(self) -> str:
-        """Write it as JSON; what is not a finite number there is null."""
-        data: dict[str, Any] = {"file": files.marker(self.command)}
-        data |= {"headline": self.headline} if self.headline else {}
-        data |= {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
-        data |= {"comparisons": [table.data for table in self.tables], "notes": self.notes}
-        data |= {"flips": [table.data for table in self.flips]} if self.flips else {}
-        return json.dumps(finite(data), indent=2, allow_nan=False) + "\n"
 
-    def to_junit(self) -> str:
-        """Write it as JUnit XML, a test case a row."""
-        from xml.etree import ElementTree
-
-        cases = []
-        for table in self.tables:
-            suite_name = f"{table.data['task']}.{table.data['metric']}"
-            for cells, row in zip(table.rows, table.data["rows"], strict=True):
-                outcome = "failure" if row.get("fails") else "skipped" if row.get("outcome") == "not testable" else ""
-                said = [f"{name} {cell}".strip() for name, cell in zip(table.header[1:], cells[1:], strict=True)]
-                cases.append((suite_name, cells[0], outcome, ", ".join(filter(None, [*said, row.get("why")]))))
-        outcomes = [outcome for _, _, outcome, _ in cases]
-        root = ElementTree.Element("testsuites")
-        root.append(ElementTree.Comment(files.marker(self.command)))
-        suite = ElementTree.SubElement(root, "testsuite", name=self.command, tests=str(len(cases)))
-        for counter, outcome in (("failures", "failure"), ("skipped", "skipped")):
-            suite.set(counter, str(outcomes.count(outcome)))
-        for of, name, outcome, message in cases:
-            element = ElementTree.SubElement(suite, "testcase", classname=terminal(of), name=terminal(name))
-            if outcome:
-                ElementTree.SubElement(element, outcome, message=terminal(message))
-        if self.notes:
-            ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, self.notes))
-        ElementTree.indent(root)
-        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def add_outputs(parser: argparse.ArgumentParser, *forms: str) -> None:
-    """Add the flags that say in which of ``FORMS`` a page is written, and where."""
-    for form in forms:
-        parser.add_argument(f"--{form}", metavar="FILE", help=f"write {FORMS[form]}, too")
-
-
-def publish(page: Page, arguments: argparse.Namespace) -> None:
-    """Print a page, and write it as the flags of `add_outputs` say."""
-    for form in FORMS:
-        if target := getattr(arguments, form, None):
-            files.write_output(target, getattr(page, f"to_{form}")(), files.marker(page.command))
+def publish(page: Page, markdown_file: str | None) -> None:
+    """Print a page, and write it as Markdown into a file that is named."""
+    if markdown_file:
+        files.write_output(markdown_file, page.to_markdown(), files.marker(page.command))
     print(page.to_text(), end="")
 
 

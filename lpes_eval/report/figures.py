@@ -195,7 +195,7 @@ def tradeoff(search: Search) -> Picture | None:
     return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {prompts} search prompts")
 
 
-def attention(name: str, data: Mapping[str, Any]) -> Picture:
+def attention(data: Mapping[str, Any]) -> Picture:
     """A layer's factor, and below it the share of its attention that goes to each region, a mean over heads."""
     drawing = Drawing("layer", "factor", *(f"{region} (%)" for region in data["regions"]), height=7.0)
     for place, (label, one) in enumerate(data["sets"].items()):
@@ -205,8 +205,9 @@ def attention(name: str, data: Mapping[str, Any]) -> Picture:
             drawing.marks("", layers, [100 * share for share in column], place, panel, markersize=4)
     drawing.axes.xaxis.get_major_locator().set_params(integer=True)
     title = f"{short(data['model'])}, {data['task']}: {data['questions']} questions, up to {data['tokens']:,} tokens"
-    caption = f"{name}: factor of each layer, and the attention that its answers pay to regions of the context"
-    return drawing.picture(name, caption, title)
+    return drawing.picture(
+        "attention", "factor of each layer, and the attention that its answers pay to regions", title
+    )
 
 
 def lengths(title: str, rows: Mapping[str, Mapping[float, float]]) -> Picture:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,15 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.files import marker, write_output
-from lpes_eval.text import UNKNOWN
 
 if TYPE_CHECKING:
     from lpes_eval.report.figures import Picture
     from lpes_eval.report.sources import Contents
 
 COMMAND = "lpes-eval report"
-NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""Control characters, but for the ends of lines and tabs, of which a page is full."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         description="Write one page, which needs no network, from results of lm_eval and the folders of searches. Each "
         "run is paired with the first one before it on the same examples. docs/report.md says what is on the page.",
     )
-    paths = "results JSON of lm_eval, or a folder: the newest results in it, a search, or what `attention` measured"
+    paths = "results JSON of lm_eval, or a folder: the newest results in it, or a search"
     parser.add_argument("paths", nargs="+", metavar="PATH", help=paths)
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
     parser.add_argument("--figures", metavar="DIR", help="write the figures as PNG and PDF into this folder, too")
@@ -76,7 +72,6 @@ def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path |
         flips={pair.title: [*flips.of(pair.report)] for pair in contents.pairs},
         flips_table=flips.table,
     )
-    page = NO_TEXT.sub(UNKNOWN, page)
     write_output(output, page, marker(COMMAND))
     return len(page.encode())
 
@@ -97,7 +92,6 @@ def pictures(contents: Contents) -> dict[str, list[Picture]]:
         "positions": [figures.positions(panel.title, panel.lines) for panel in contents.panels if panel.by_position],
         "factors": [figures.factors(lines)] if lines else [],
         "searches": [picture for picture in of_searches if picture],
-        "attention": [figures.attention(name, data) for name, data in contents.attentions.items()],
     }
     names = iter(sources.numbered([picture.name for of_section in drawn.values() for picture in of_section], "-{}"))
     return {section: [replace(picture, name=next(names)) for picture in shown] for section, shown in drawn.items()}

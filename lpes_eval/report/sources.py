@@ -1,4 +1,4 @@
-"""What a page is made of: runs of lm-eval, which of them can be paired, searches, and measured attention."""
+"""What a page is made of: runs of lm-eval, which of them can be paired, and searches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from lpes_eval.compare.results import Metric, Results, Task, mismatch, position_
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 
-ATTENTION = "lpes-eval attention by region"
-"""The format of ``attention.json``."""
 NO_SEARCH = ("not what a search writes", "give the folder of a search (its --output)")
 
 
@@ -108,30 +106,26 @@ class Search:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a page shows; ``attentions`` by their names, ``notes`` on the runs that cannot be compared."""
+    """What a page shows; ``notes`` on the runs that cannot be compared."""
 
     runs: list[Run]
     searches: list[Search]
-    attentions: dict[str, Any]
     panels: list[Panel]
     pairs: list[Pair]
     notes: list[str]
 
 
 def read(paths: Sequence[str | Path]) -> Contents:
-    """Read results of lm-eval, folders of searches and of `attention`; ``DataError`` where a path is none of these."""
+    """Read results of lm-eval and folders of searches; ``DataError`` where a path is none of these."""
     given = [Path(path) for path in paths]
     runs: list[Run] = []
     searches: list[Search] = []
-    attentions: dict[str, Any] = {}
     for name, path in zip(numbered([_name(path) for path in given]), given, strict=True):
         if (path / "journal.jsonl").is_file():
             searches.append(search(name, path))
-        elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
-            attentions[name] = _attention(file)
         else:
             runs.append(Run(name, results.read(path), len(runs)))
-    return Contents(runs, searches, attentions, _panels(runs), *_pairs(runs))
+    return Contents(runs, searches, _panels(runs), *_pairs(runs))
 
 
 def _name(path: Path) -> str:
@@ -210,14 +204,3 @@ def finished(folder: Path) -> bool:
         return False
     with well_formed(report, *NO_SEARCH):
         return bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
-
-
-def _attention(path: Path) -> Any:
-    with well_formed(path, "not what lpes-eval attention writes", "measure it again"):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != ATTENTION:
-            raise ValueError(f"format {data['format']!r}, expected {ATTENTION!r}")
-        for one in data["sets"].values():
-            if [len(row) for row in one["shares"]] != [len(data["regions"])] * len(one["layers"]):
-                raise ValueError(f"expected {len(data['regions'])} shares a layer")
-        return data

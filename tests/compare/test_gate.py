@@ -10,7 +10,7 @@ import pytest
 
 from lpes_eval.compare import gate
 from lpes_eval.compare.gate import Outcome
-from lpes_eval.compare.regress import page_of
+from lpes_eval.compare.regress import junit, page_of
 from lpes_eval.compare.results import Metric, Results, Task
 from lpes_eval.errors import UserError
 from simulated import chances, draw, run_with, task_of
@@ -31,7 +31,7 @@ def outcomes(verdict):
 
 
 def suite_of(verdict):
-    return ElementTree.fromstring(page_of(verdict).to_junit().split("?>", 1)[1]).find("testsuite")
+    return ElementTree.fromstring(junit(verdict).split("?>", 1)[1]).find("testsuite")
 
 
 def metric_of(scores, direction=True):
