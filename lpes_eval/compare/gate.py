@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ALPHA = 0.01
 TOLERANCE = 0.001
+BY_SIZE = "by size"
 
 
 class Outcome(StrEnum):
@@ -51,8 +52,8 @@ class Row:
 
     ``metric`` is ``METRIC,FILTER``; ``label`` a position (``"50 %"``), ``"mean"``, ``"worst"``, ``"spread"``, or
     ``"all"``. ``questions`` were tested at ``level``; where none were, they are 0 and p is NaN. ``allowed`` is the
-    largest change for the worse that passes, negative where that is a fall. ``by_size`` says that ``max_drop`` decided
-    and not the test, ``why`` what made it missing or not testable.
+    largest change for the worse that passes, negative where that is a fall. ``why`` says what made it missing or not
+    testable, or ``by size`` where ``max_drop`` decided and not the test.
     """
 
     task: str
@@ -63,7 +64,6 @@ class Row:
     level: float
     allowed: float
     outcome: Outcome
-    by_size: bool
     fails: bool
     why: str
 
@@ -185,35 +185,33 @@ class _Score:
             allowed = max(options.tolerance, min(change.allowed, math.inf if max_drop is None else max_drop))
             if label != "spread" and self.old.higher_is_better is not False:
                 allowed = -allowed
-            outcome, by_size, why = self._judged(change, level, options.tolerance, max_drop)
+            outcome, why = self._judged(change, level, options.tolerance, max_drop)
             fails = outcome in (Outcome.WORSE, Outcome.MISSING)
             if outcome == Outcome.NOT_TESTABLE and options.strict:
                 is_no_average = self.logged and not (self.old.by_question or (self.new and self.new.by_question))
                 is_harmless = is_no_average and change.worsening <= options.tolerance
                 fails = math.isnan(change.old) or (options.max_drop is None and not is_harmless)
-            yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, by_size, fails, why)
+            yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, fails, why)
 
-    def _judged(
-        self, change: Change, level: float, tolerance: float, max_drop: float | None
-    ) -> tuple[Outcome, bool, str]:
-        """The outcome, whether the size of the drop decided it, and why it is missing or not testable."""
+    def _judged(self, change: Change, level: float, tolerance: float, max_drop: float | None) -> tuple[Outcome, str]:
+        """The outcome, and why."""
         if math.isnan(change.old):
-            return Outcome.NOT_TESTABLE, False, "no number in the baseline"
+            return Outcome.NOT_TESTABLE, "no number in the baseline"
         if math.isnan(change.new):
-            return Outcome.MISSING, False, "the run has no number for it"
+            return Outcome.MISSING, "the run has no number for it"
         # averages of the same drop differ in their last bits
         if max_drop is not None and change.worsening > max(max_drop, tolerance) + 1e-9:
-            return Outcome.WORSE, True, ""
+            return Outcome.WORSE, BY_SIZE
         if change.p <= level and change.worsening > tolerance:
-            return Outcome.WORSE, False, ""
+            return Outcome.WORSE, ""
         if change.p_better <= level and -change.worsening > tolerance:
-            return Outcome.BETTER, False, ""
+            return Outcome.BETTER, ""
         if max_drop is not None or not math.isnan(change.p):
-            return Outcome.OK, math.isnan(change.p), ""
+            return Outcome.OK, BY_SIZE if math.isnan(change.p) else ""
         if self.questions:
-            return Outcome.NOT_TESTABLE, False, f"fewer than {fewest_lost(self.one_sided(level))} questions"
+            return Outcome.NOT_TESTABLE, f"fewer than {fewest_lost(self.one_sided(level))} questions"
         why = "not an average over its samples" if self.logged else "no samples in one of the runs"
-        return Outcome.NOT_TESTABLE, False, why
+        return Outcome.NOT_TESTABLE, why
 
 
 def _with_summaries(values: list[float], up: bool) -> list[float]:
@@ -244,7 +242,7 @@ def _notes(rows: Sequence[Row], tests: int, level: float) -> Iterator[str]:
         yield f"{tests} tests at {level:.2g} each: of n questions, {loss}."
     reasons: dict[tuple[Outcome, str], dict[str, None]] = {}
     for row in rows:
-        if row.why:
+        if row.why and row.why != BY_SIZE:
             reasons.setdefault((row.outcome, row.why), {})[f"{row.task}, {row.metric.removesuffix(',none')}"] = None
     for (outcome, why), names in reasons.items():
         yield f"{some([*names])}: {outcome}, {why}."

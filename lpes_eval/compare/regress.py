@@ -117,5 +117,5 @@ def _cells(row: Row) -> tuple[str, ...]:
         tables.signed(change.new - change.old),
         tables.signed(row.allowed),
         tables.p_value(change.p),
-        f"{outcome} by size" if row.by_size else outcome,
+        f"{outcome} {row.why}" if row.why == gate.BY_SIZE else outcome,
     )

@@ -193,15 +193,8 @@ def read(path: str | Path) -> Results:
             raise ValueError("no scores of any task")
         given = _factors(raw).get("given")
         per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
-        return Results(
-            path,
-            _model(raw),
-            given and str(given),
-            _provenance(raw),
-            _with_groups(raw, tasks, children),
-            tasks,
-            per_layer,
-        )
+        shown = _with_groups(raw, tasks, children)
+        return Results(path, _model(raw), given and str(given), _provenance(raw), shown, tasks, per_layer)
 
 
 @contextmanager

@@ -190,7 +190,7 @@ def test_without_samples_a_score_is_held_to_its_size_alone():
     assert failing(verdict) == ["mean"]
     assert [(row.change.old, row.change.new) for row in verdict.rows[2:]] == [(1.0, 0.75), (1.0, 0.5), (0.0, 0.5)]
     passed = regress(old, old, max_drop=0.1, strict=True)
-    assert (outcomes(passed)[2], passed.rows[2].by_size, passed.failed) == ("ok", True, False)
+    assert (outcomes(passed)[2], passed.rows[2].why, passed.failed) == ("ok", "by size", False)
 
 
 def test_a_score_that_is_no_average_is_excused_where_it_got_no_worse():
