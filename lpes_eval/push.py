@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from lpes_eval import factors as factors_file
-from lpes_eval import hub, reference
+from lpes_eval import hub
 from lpes_eval.errors import FactorsError, UserError, first_line, plain
 from lpes_eval.factors import Factors
 
@@ -53,12 +53,7 @@ def card(factors: Factors, repo: str) -> str:
     name, revision = factors.model
     if name is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
-    is_ours = name in reference.NAMES
-    on_the_hub = (
-        name.count("/") == 1 and not name.startswith((".", "/", "~")) and not is_ours and not Path(name).exists()
-    )
-    base = f"base_model: {json.dumps(name)}\n" if on_the_hub else ""
-    elsewhere = "" if on_the_hub or is_ours else f"pretrained={name},"  # else the factors say which
+    base = f"base_model: {json.dumps(name)}\n" if name.count("/") == 1 and not Path(name).exists() else ""
     return f"""---
 {base}library_name: lpes-eval
 tags: [lpes, rope, long-context]
@@ -66,7 +61,7 @@ tags: [lpes, rope, long-context]
 
 # Layer factors for {plain(name)}{f" ({revision})" if revision else ""}
 
-    lm_eval --model lpes --model_args {elsewhere}factors=hf://{repo}
+    lm_eval --model lpes --model_args pretrained={name},factors=hf://{repo}
 
 Where they come from; `proof` is what they gain on held-out examples:
 

@@ -73,7 +73,7 @@ def test_what_is_pushed_is_the_file_and_a_card_with_its_origin(sent, tmp_path, c
     assert json.loads(sent["me/mine", "factors.json"]) == json.loads((tmp_path / "f.json").read_text())
     card = sent["me/mine", "README.md"]
     assert 'base_model: "lmsys/vicuna"' in card
-    assert "--model_args factors=hf://me/mine\n" in card
+    assert "--model_args pretrained=lmsys/vicuna,factors=hf://me/mine\n" in card
     assert json.loads(card.split("```json")[1].split("```")[0]) == origin
 
 

@@ -15,10 +15,8 @@ SHOWN, CELL = 20, 60
 """Flips of a score, and characters of a text, that a table has."""
 HEADER = ("flip", "position", "question", "expected", "before", "after")
 
-Flip = dict[str, Any]
-"""A sample whose score differs between two runs: whether it got ``better``, its ``position`` (empty where there are
-none), ``question`` and ``expected`` answer, and ``answers`` before and after.
-"""
+Flip = tuple[str, ...]
+"""A sample whose score differs between two runs, as the texts that ``HEADER`` names."""
 
 
 def of(comparison: Comparison) -> Iterator[tuple[Section, list[Flip]]]:
@@ -44,36 +42,30 @@ def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
         place = None if label == "all" else [*map(label_of, task_b.positions)].index(label)
         scores = zip(samples_a, samples_b, before.scores(label), after.scores(label), strict=True)
         for sample_a, sample_b, was, is_now in scores:
-            if was == is_now:
-                continue
-            question, expected = _asked(sample_b, label, place)
-            flip = {
-                "better": (is_now > was) == (before.higher_is_better is not False),
-                "position": "" if label == "all" else label,
-                "question": " ".join(question.split()),
-                "expected": _shown(expected),
-                "answers": [_answer(each, place, metric) for each in (sample_a, sample_b)],
-            }
-            flips.append(flip)
+            if was != is_now:
+                better = (is_now > was) == (before.higher_is_better is not False)
+                answers = (_answer(each, place, metric) for each in (sample_a, sample_b))
+                texts = (*_asked(sample_b, label, place), *answers)
+                place_text = "" if label == "all" else label
+                flips.append(("better" if better else "worse", place_text, *(" ".join(text.split()) for text in texts)))
     return flips
 
 
 def table(flips: Sequence[Flip], task: str, title: str) -> Table:
     """The flips of one score as a table, the worse ones first, ``SHOWN`` at most."""
-    better = sum(flip["better"] for flip in flips)
+    better = sum(flip[0] == "better" for flip in flips)
     rest = f", the first {SHOWN} of them" if len(flips) > SHOWN else ""
-    title = f"{title}: {better} flipped to better, {len(flips) - better} to worse{rest}"
-    shown = sorted(flips, key=lambda flip: bool(flip["better"]))[:SHOWN]
-    rows = []
-    for flip in shown:
-        texts = (flip["question"][-CELL:], flip["expected"], *flip["answers"])
-        lines = (" ".join(text.split()) for text in texts)
-        cells = (line if len(line) <= CELL else f"{line[:CELL]}…" for line in lines)
-        rows.append(("better" if flip["better"] else "worse", flip["position"], *cells))
-    return Table(f"{task}, {title}", HEADER, rows, len(HEADER))
+    title = f"{task}, {title}: {better} flipped to better, {len(flips) - better} to worse{rest}"
+    shown = sorted(flips, key=lambda flip: flip[0] == "better")[:SHOWN]
+    cut = [(*flip[:2], flip[2][-CELL:], *map(_cut, flip[3:])) for flip in shown]
+    return Table(title, HEADER, cut, len(HEADER))
 
 
-def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, Any]:
+def _cut(text: str) -> str:
+    return text if len(text) <= CELL else f"{text[:CELL]}…"
+
+
+def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, str]:
     """The question and the expected answer of a sample at a label.
 
     The benchmarks by position have them in their documents; of others they are the prompt's end and what was logged.
@@ -81,10 +73,10 @@ def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, Any]:
     for make in (kv.Question, documents.Example.of):
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # another benchmark
             example, position = make(**sample.doc), position_of(label)
-            return example.segments(position)[-1].text, example.target(position)
+            return example.segments(position)[-1].text, _shown(example.target(position))
     prompts = [text for text, _ in _of_place(sample.requests, place)]
     choices = {str(i): ending for i, (_, ending) in enumerate(sample.requests)} if _likelihoods(sample) else {}
-    return "\n\n".join(dict.fromkeys(prompts))[-300:], choices.get(str(sample.target), sample.target)
+    return "\n\n".join(dict.fromkeys(prompts)), _shown(choices.get(str(sample.target), sample.target))
 
 
 def _of_place(items: Sequence[Any], place: int | None) -> Sequence[Any]:

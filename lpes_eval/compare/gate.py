@@ -74,7 +74,6 @@ class Verdict:
 
     baseline: Results
     now: Results
-    options: Options
     rows: Sequence[Row]
     notes: Sequence[str]
 
@@ -94,11 +93,7 @@ class Verdict:
         parts = [f"{worse} of {len(self.rows)} scores got worse" if worse else "nothing got worse beyond chance"]
         parts += [f"{missing} are missing"] if missing else []
         parts += [f"{untested} could not be tested"] if untested else []
-        tested = sum(not math.isnan(row.change.p) for row in self.rows)
-        drop = self.options.max_drop
-        besides = "" if drop is None else f", or wherever a mean drops by more than {drop:g}"
-        rate = f"a mere rerun fails at most once in {1 / self.options.alpha:.0f}{besides}"
-        return f"{'; '.join(parts)} ({tested} tested; {rate})"
+        return "; ".join(parts)
 
 
 def regress(baseline: Results, now: Results, options: Options = Options()) -> Verdict:
@@ -114,11 +109,12 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
         reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
         if tests:
-            few = f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g}"
-            loss = f"over {tests} tests not even the loss of every answer could be told from chance"
-            reason = f"{few} {loss}; evaluate at least {fewest_lost(level)}"
+            few = (
+                f"{max(score.questions for score in scores)} questions are too few to tell the loss of all from chance"
+            )
+            reason = f"{few}; evaluate at least {fewest_lost(level)}"
         raise UserError(f"{now.path} against {baseline.path}: {reason}")
-    return Verdict(baseline, now, options, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
+    return Verdict(baseline, now, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
 
 
 def fewest_lost(level: float) -> int:

@@ -377,9 +377,8 @@ def _model(raw: Mapping[str, Any]) -> Model:
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
         origin = entry(_factors(raw), "origin").get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
-    path = Path(str(name or ""))
+    path, parameters = Path(str(name or "")), config.get("model_num_parameters")
     name = path.name if path.is_absolute() else str(name or "")  # a folder is the machine's, and says nothing
-    parameters = config.get("model_num_parameters")
     return Model(kind, name, None if parameters is None else int(parameters))
 
 

@@ -71,17 +71,19 @@ def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_m
     assert str(tmp_path) not in path.read_text()
 
 
-def test_a_models_name_is_that_of_its_arguments_or_of_the_origin_of_its_factors(tmp_path):
-    def name(arguments, kind="lpes", factors=None):
-        path = write_run(tmp_path / "run", {0: [1.0]}, model=(kind, {}, 9))
-        put(path, ("config", "model_args"), arguments)
-        put(path, ("config", "factors"), factors)
-        return results.read(path).model.name
-
-    assert name({}) == "lpes-eval/reference"
-    for origin in ("org/large", {"name": "org/large", "revision": "main"}):
-        assert name({"factors": "f.json"}, factors={"origin": {"model": origin}}) == "org/large"
-    assert name("model=org/large,base_url=http://localhost/?a=b", kind="local-completions") == "org/large"  # an API
+@pytest.mark.parametrize(
+    ("kind", "arguments", "factors", "name"),
+    [
+        ("lpes", {}, None, "lpes-eval/reference"),
+        ("lpes", {"factors": "f.json"}, {"origin": {"model": {"name": "org/large"}}}, "org/large"),
+        ("local-completions", "model=org/large,base_url=http://localhost/?a=b", None, "org/large"),
+    ],
+)
+def test_a_models_name_is_that_of_its_arguments_or_of_its_factors_origin(tmp_path, kind, arguments, factors, name):
+    path = write_run(tmp_path / "run", {0: [1.0]}, model=(kind, {}, 9))
+    put(path, ("config", "model_args"), arguments)
+    put(path, ("config", "factors"), factors)
+    assert results.read(path).model.name == name
 
 
 def test_of_several_results_below_a_folder_the_newest_is_taken_and_named(tmp_path, committed, capsys, monkeypatch):
