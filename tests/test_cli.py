@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import lpes_eval
-from lpes_eval import cli, errors
+from lpes_eval import cli
 
 COMMANDS = ("factors", "compare", "regress", "report", "attention", "watch", "push", "diagnose", "search")
 
@@ -42,19 +42,13 @@ def test_version_is_that_of_the_package(capsys):
     [
         ("", "COMMAND"),
         ("regress results.json", "--baseline"),
-        ("compare a.json", "B"),
         ("regress a --baseline b --alpha nan", "argument --alpha"),
-        ("regress a --baseline b --tolerance -1", "argument --tolerance"),
     ],
 )
 def test_wrong_arguments_are_2_and_named(arguments, named, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments.split())
     assert named in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_an_error_that_is_quoted_is_its_first_line_or_its_class_where_it_says_nothing():
-    assert [errors.first_line(error) for error in (ValueError(" one\ntwo"), OSError())] == ["one", "OSError"]
 
 
 def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
