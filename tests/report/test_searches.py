@@ -124,11 +124,8 @@ def test_the_best_so_far_was_measured_to_the_end_and_is_of_those_asked_as_much(c
 @pytest.mark.parametrize(
     "lines",
     [
-        [[]],
         [individual(0, 0.5)],
-        [{"settings": SETTINGS}, []],
         [{"settings": SETTINGS}, individual(0, 0.5) | {"fitness": None}],
-        [{"settings": SETTINGS}, individual(0, 0.5, scores={"toy": "1"})],
     ],
 )
 def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, command, lines, capsys):
