@@ -23,18 +23,10 @@ def write_run(
     chat="",
     metadata=None,
 ):
-    """Write a run of one task by position, or without positions.
+    """Write a run of one task; returns the path of its results.
 
-    Args:
-        folder: where the results and the samples go.
-        scores: position (None for a task without) -> list of scores, one a question.
-        text: what the documents say; another text is another set of examples.
-        target: the expected answer of every question.
-        chat: put before every prompt, as a chat template does.
-        metadata: what else the tasks' metadata says.
-
-    Returns:
-        The path of the results JSON.
+    ``scores``: position (None for a task without) -> scores, one a question; another ``text`` is another set of
+    examples; ``chat`` is put before every prompt, as a chat template does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind, arguments, parameters = model
