@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -134,8 +133,6 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            if path.exists():  # its permissions stay
-                shutil.copymode(path, part)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -22,7 +22,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="a factors file")
     parser.add_argument("repo", metavar="OWNER/REPO", help="made if it is not there; its card is replaced")
-    parser.add_argument("--private", action="store_true", help="make it a private one")
     parser.add_argument("--dry_run", action="store_true", help="print the card, and send nothing")
     parser.set_defaults(run=run)
 
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     files = {hub.FILE: json.dumps(factors.to_dict(), indent=2) + "\n", "README.md": text}
     operations = [CommitOperationAdd(name, content.encode()) for name, content in files.items()]
     try:
-        huggingface_hub.create_repo(arguments.repo, private=arguments.private, exist_ok=True)
+        huggingface_hub.create_repo(arguments.repo, exist_ok=True)
         done = huggingface_hub.create_commit(arguments.repo, operations, commit_message="Layer factors")
     except Exception as error:  # as in hub.fetch
         raise UserError(f"push {arguments.repo}: the Hub does not take it ({first_line(error)})") from None

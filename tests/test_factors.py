@@ -173,17 +173,15 @@ def test_factors_that_are_wrong_cannot_be_made():
         Factors(uniform=float("nan"))
 
 
-def test_a_link_is_written_through_and_permissions_stay(tmp_path):
+def test_a_link_is_written_through(tmp_path):
     old = tmp_path / "old"
     old.write_text("old")
-    old.chmod(0o600)
     (tmp_path / "link").symlink_to("old")
     (tmp_path / "dangling").symlink_to(tmp_path / "folder" / "file")
     for name in ("link", "dangling"):
         write_atomically(tmp_path / name, "new")
         assert (tmp_path / name).is_symlink()
     assert old.read_text() == (tmp_path / "folder" / "file").read_text() == "new"
-    assert old.stat().st_mode & 0o777 == 0o600
     assert {path.name for path in tmp_path.iterdir()} == {"old", "link", "dangling", "folder"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -35,28 +34,16 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval report``."""
-    size = write(arguments.paths, arguments.output, arguments.figures)
-    also = f"; figures in {arguments.figures}" if arguments.figures else ""
-    print(f"{arguments.output}: {size / 1e6:.1f} MB{also}")
-    return 0
-
-
-def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path | None = None) -> int:
-    """Write the page, and its figures into a folder if one is named; returns the page's size in bytes.
-
-    Raises:
-        UserError: a path that is neither results nor a search; a file that cannot be written.
-    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from lpes_eval.compare import flips
     from lpes_eval.report import sources
 
-    contents = sources.read(paths)
+    contents = sources.read(arguments.paths)
     drawn = pictures(contents)
-    if figures:
-        for picture in (one for of_section in drawn.values() for one in of_section):
-            picture.save(Path(figures))
+    for picture in (one for of_section in drawn.values() for one in of_section):
+        if arguments.figures:
+            picture.save(Path(arguments.figures))
     environment = Environment(
         loader=PackageLoader("lpes_eval.report"),
         undefined=StrictUndefined,
@@ -72,8 +59,9 @@ def write(paths: Sequence[str | Path], output: str | Path, figures: str | Path |
         flips={pair.title: [*flips.of(pair.report)] for pair in contents.pairs},
         flips_table=flips.table,
     )
-    write_output(output, page, marker(COMMAND))
-    return len(page.encode())
+    write_output(arguments.output, page, marker(COMMAND))
+    print(f"{arguments.output}: {len(page) / 1e6:.1f} MB")
+    return 0
 
 
 def pictures(contents: Contents) -> dict[str, list[Picture]]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from lpes_eval import entries
@@ -51,18 +50,13 @@ class Panel:
         return [(run.name, run.place, metric) for run, metric in self.runs.items()]
 
     def cell(self, run: Run, label: str) -> tuple[str, str]:
-        """A run's score at a label, or its ``mean`` over all, and the 95 % interval; empty where there is none."""
+        """A run's score at a label and its 95 % interval; empty where there is none."""
         from lpes_eval.compare.statistics import interval
 
         metric = self.runs.get(run)
-        if metric and label in metric.values:
-            value, scores = metric.values[label], metric.scores(label)
-        elif metric and label == "mean" and metric.values.keys() >= {*self.labels}:
-            value = fmean(metric.values.values())
-            scores = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else []
-        else:
+        if metric is None or label not in metric.values:
             return "", ""
-        ends = interval(scores)
+        value, ends = metric.values[label], interval(metric.scores(label))
         return f"{value:.3f}", f"{ends[0]:.2f} – {ends[1]:.2f}" if ends else ""
 
 
@@ -82,14 +76,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not: its flags, the plain model's entry, and those of individuals that were measured.
+    """A search, finished or not: the plain model's entry, and those of individuals that were measured.
 
     ``factors`` is the file with the best so far, if there is one; ``lower`` whether lower is better for a task.
     """
 
     name: str
     folder: Path
-    settings: Mapping[str, Any]
     plain: Entry | None
     individuals: Sequence[Entry]
     factors: Path | None
@@ -190,12 +183,11 @@ def search(name: str, folder: Path) -> Search:
         reading = entries.read(journal)
         settings: Any = reading.settings
         lower = any("lower_is_better" in task for task in settings.get("fitness", {}).get("tasks", ()))
-        flags = dict(settings["search"])
     measured = [entry for entry in reading.entries.values() if not entry.failed]
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
     individuals = [entry for entry in measured if entry.generation is not None]
     plain, best = next(iter(measured), None), next(iter(files), None)
-    return Search(name, folder, flags, plain, individuals, best, finished(folder), lower)
+    return Search(name, folder, plain, individuals, best, finished(folder), lower)
 
 
 def finished(folder: Path) -> bool:
