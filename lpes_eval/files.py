@@ -105,8 +105,6 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
             yield from file
     except DataError:
         raise
-    except KeyError:
-        raise DataError(f"{path}: the archive does not hold {member}") from None
     except Exception as error:  # no permission, and whatever gzip and zipfile meet in a broken archive
         reason = getattr(error, "strerror", None) or first_line(error)
         raise DataError(f"{path}: cannot be read ({reason}); check its name, or delete it and fetch it again") from None
@@ -154,15 +152,9 @@ def marker(command: str) -> str:
 
 
 def write_output(path: str | Path, content: str, mark: str) -> None:
-    """Write a command's output, but never over a file without ``mark`` at its beginning (``UserError``).
-
-    The file that ``$GITHUB_STEP_SUMMARY`` names is shared by the steps of a job, and is appended to.
-    """
+    """Write a command's output, but never over a file that holds something without ``mark`` (``UserError``)."""
     path = Path(path)
-    if str(path) == os.environ.get("GITHUB_STEP_SUMMARY"):
-        with path.open("a", encoding="utf-8") as file:
-            file.write(content)
-        return
-    if path.is_file() and mark not in path.read_text(encoding="utf-8", errors="replace")[:HEAD]:
+    before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if before and mark not in before[:HEAD]:
         raise UserError(f"{path}: is there and was not written by this command; give another file, or delete it")
     write_atomically(path, content)

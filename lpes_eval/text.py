@@ -6,12 +6,11 @@ import re
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 """What a name must not bring into a terminal, a table or an XML file."""
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 def terminal(text: str) -> str:
     """The text in one line, without control characters and halves of surrogate pairs."""
-    return CONTROL.sub(UNKNOWN, text)
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def markdown(text: str) -> str:

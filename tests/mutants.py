@@ -225,8 +225,8 @@ MUTANTS = (
     Mutant(
         "no command replaces a file that it did not write",
         "lpes_eval/files.py",
-        "if path.is_file() and mark not in",
-        "if path.is_symlink() and mark not in",
+        "if before and mark not in",
+        "if not before and mark not in",
         ("tests/test_outputs.py",),
     ),
     # -- the search

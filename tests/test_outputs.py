@@ -6,18 +6,6 @@ from lpes_eval import cli, files
 from lpes_eval.compare import baseline, results
 from runs import write_run
 
-MARK = files.marker("lpes-eval toy")
-CONTENT = f"<!-- {MARK} -->\nnew\n"
-
-
-def test_the_summary_of_a_job_is_appended_to(tmp_path, monkeypatch):
-    summary = tmp_path / "summary.md"
-    summary.write_text("from another step\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    files.write_output(summary, CONTENT, MARK)
-    assert summary.read_text() == "from another step\n" + CONTENT
-
-
 A, B, BASE = "{folder}/a", "{folder}/b", "{folder}/base.json"
 OPTIONS = {
     "compare --markdown": ["compare", A, B, "--markdown"],
@@ -29,7 +17,7 @@ OPTIONS = {
 OTHERS = {
     "results": b'{"results": {}, "configs": {}}',
     "weights": (2).to_bytes(8, "little") + b"{}\x00\xff",
-    "what another command wrote": CONTENT.encode(),
+    "what another command wrote": f"<!-- {files.marker('lpes-eval toy')} -->".encode(),
     "a mark further down": b"x" * files.HEAD + files.marker("lpes-eval compare").encode(),
 }
 
@@ -52,5 +40,6 @@ def test_no_option_changes_a_file_that_its_command_did_not_write(runs, tmp_path,
         assert cli.main([*command, str(tmp_path / name)]) == 2
         assert f"lpes-eval: error: {tmp_path / name}: " in capsys.readouterr().err
         assert (tmp_path / name).read_bytes() == content
-    for _ in ("made", "replaced"):
+    (tmp_path / "new").touch()
+    for _ in ("filled", "replaced"):
         assert cli.main([*command, str(tmp_path / "new")]) == 0

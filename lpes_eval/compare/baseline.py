@@ -34,7 +34,7 @@ def save(results: Results, path: str | Path) -> None:
 def load(path: str | Path) -> Results:
     """Read a baseline; ``DataError`` where the file is none, is damaged, or of another version of the format."""
     path = Path(path)
-    with well_formed(path, "damaged baseline", "restore the file, or delete it and write it again with --update"):
+    with well_formed(path, "damaged baseline", "restore it, or write it with --update"):
         data = entry(read_json(path))
         if (version := (data.get("format"), data.get("format_version"))) != (FORMAT, FORMAT_VERSION):
             raise ValueError(f"'format' and 'format_version' are {version}, expected {(FORMAT, FORMAT_VERSION)}")

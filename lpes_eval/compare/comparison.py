@@ -109,8 +109,6 @@ def _sections(a: Results, b: Results, common: Sequence[str], notes: list[str]) -
         if alone := [name for name in run.tasks if name not in common]:
             notes.append(f"Only in {side}, not compared: {tables.some(alone)}.")
     for name in common:
-        if members := a.tasks[name].members:
-            notes.append(f"{name}: all samples of its {len(members)} tasks together.")
         for key, metric in a.tasks[name].metrics.items():
             other, shown = b.tasks[name].metrics.get(key), key.removesuffix(",none")
             labels = [label for label in metric.values if other and label in other.values]

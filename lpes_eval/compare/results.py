@@ -90,7 +90,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run, or a group of tasks (``members``): its questions, and what it scored.
+    """One task of a run, or a group of tasks: its questions, and what it scored.
 
     ``data`` is what the metadata says of the examples. ``documents`` is a digest of lm-eval's hashes of all documents
     and expected answers, ``prompts`` one of all prompts; both are None where no samples were logged. ``metrics`` are
@@ -103,7 +103,6 @@ class Task:
     documents: str | None
     prompts: str | None
     metrics: dict[str, Metric]
-    members: list[str] = field(default_factory=list)
     positions: list[float] = field(default_factory=list, compare=False)
     samples: dict[str, list[Sample]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -294,7 +293,7 @@ def _with_groups(
         samples = {key: [sample for part in parts.values() for sample in part.samples[key]] for key in sorted(filters)}
         data = {name: part.data for name, part in parts.items()}
         examples = sum(part.examples or 0 for part in parts.values())
-        task = replace(_task(raw, group, samples), data=data, examples=examples, members=[*parts])
+        task = replace(_task(raw, group, samples), data=data, examples=examples)
         is_whole = parts and all(part.metrics.keys() == task.metrics.keys() for part in parts.values())
         if is_whole and all(metric.by_question for metric in task.metrics.values()):
             shown = {name: part for name, part in shown.items() if name not in parts} | {group: task}

@@ -123,7 +123,7 @@ def positions(title: str, lines: Sequence[tuple[str, int, Metric]]) -> Picture:
     drawing.axes.set_xticks(sorted(ticks))
     if all(0 <= value <= 1 for value in scores):
         drawing.axes.set_ylim(-0.02, 1.02)
-    n = f"n = {_listed(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
+    n = f"n = {', '.join(map(str, sorted(counts)))} questions; bands: 95 % intervals" if counts else "no samples logged"
     caption = f"{title}: score by position of the gold item"
     return drawing.picture(f"positions {title}", caption, f"{short(task)}\n{n}")
 
@@ -233,7 +233,3 @@ def short(name: str, most: int = 60) -> str:
     """A name that has room in a picture."""
     name = terminal(name)
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
-
-
-def _listed(counts: set[int]) -> str:
-    return ", ".join(map(str, sorted(counts)))

@@ -70,8 +70,8 @@ def pictures(contents: Contents) -> dict[str, list[Picture]]:
     from lpes_eval.report import figures, sources
 
     runs, searches = contents.runs, contents.searches
-    lines: list[figures.Line] = [(run.name, run.place, run.results.per_layer) for run in runs]
-    lines = [line for line in lines if line[2]]
+    with_factors = [run for run in runs if run.results.per_layer]
+    lines: list[figures.Line] = [(run.name, run.place, run.results.per_layer) for run in with_factors]
     for place, search in enumerate(searches, len(runs)):
         if search.factors and (best := factors.load(search.factors)).num_layers:
             lines.append((search.name, place, best.per_layer()))

@@ -11,7 +11,7 @@ from typing import Any
 from lpes_eval import entries
 from lpes_eval.compare import results
 from lpes_eval.compare.comparison import Comparison, compare
-from lpes_eval.compare.results import Metric, Results, Task, mismatch, position_of, well_formed
+from lpes_eval.compare.results import Metric, Results, mismatch, position_of, well_formed
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 
@@ -156,7 +156,7 @@ def _pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
     for i, b in enumerate(runs):
         for a in runs[:i]:
             common = [name for name in a.results.tasks if name in b.results.tasks]
-            reasons = {name: _unlike(a.results.tasks[name], b.results.tasks[name]) for name in common}
+            reasons = {name: mismatch(a.results.tasks[name], b.results.tasks[name]) for name in common}
             notes += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
             same = [name for name in common if not reasons[name]]
             both = (replace(run.results, tasks={name: run.results.tasks[name] for name in same}) for run in (a, b))
@@ -167,13 +167,6 @@ def _pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
             except UserError as error:
                 notes.append(f"{a.name} and {b.name}: {error}.")
     return made, notes
-
-
-def _unlike(a: Task, b: Task) -> str | None:
-    """Why a task of two runs cannot be compared."""
-    if a.documents is None or b.documents is None:
-        return "no samples were logged (lm_eval --log_samples)"
-    return mismatch(a, b)
 
 
 def search(name: str, folder: Path) -> Search:

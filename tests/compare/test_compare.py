@@ -148,7 +148,6 @@ def test_a_group_is_compared_in_place_of_its_tasks_where_its_score_is_the_mean_o
     assert [section.task for section in report.sections] == ["outer"]
     [row] = report.sections[0].rows
     assert (row.label, row.difference.difference, report.sections[0].questions) == ("all", -5 / 8, 8)
-    assert "outer: all samples of its 2 tasks together." in report.notes
     runs = [results.read(path) for path in paths]
     for options, message in (({"text": "riddle"}, "another set of examples"), ({"chat": "User: "}, "other prompts")):
         with pytest.raises(UserError, match=f"outer in .*{message}"):

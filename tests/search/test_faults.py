@@ -1,7 +1,7 @@
 """What can go wrong around a search: a full disk, a folder that cannot be written, damage, a model without an answer.
 
 Two processes in one folder and torn journals are in ``test_journal.py``, memory that runs out in
-``tests/engine/test_engine.py``, and many more damages in ``tests/fuzz.py``.
+``tests/engine/test_engine.py``, and many more damages in ``tests/test_fuzz.py``.
 """
 
 import random
