@@ -166,13 +166,6 @@ def test_what_may_be_given_as_factors(tmp_path, monkeypatch):
             parse(wrong)
 
 
-def test_factors_that_are_wrong_cannot_be_made():
-    with pytest.raises(FactorsError, match="a kind and its points"):
-        Factors(curve=("bezier",))
-    with pytest.raises(FactorsError, match="uniform: found nan"):
-        Factors(uniform=float("nan"))
-
-
 def test_a_link_is_written_through(tmp_path):
     old = tmp_path / "old"
     old.write_text("old")

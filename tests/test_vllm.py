@@ -20,14 +20,9 @@ from lpes_eval.data import kv
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+WINDOW = {"original_max_position_embeddings": 64}
 PROGRAM = """
 import json, sys
 import vllm
@@ -50,8 +45,8 @@ print("TABLES", json.dumps(llm.apply_model(tables)[0]))
 FAMILIES = {
     "llama": ("llama", {}),
     "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
-    "llama3": ("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 1e4}}),
-    "yarn": ("llama", {"rope_parameters": YARN | {"rope_theta": 1e4}}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3 | WINDOW}),
+    "yarn": ("llama", {"rope_parameters": YARN | WINDOW}),
     "qwen3": ("qwen3", {}),
     "gemma3": ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16}),
 }

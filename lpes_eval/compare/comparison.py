@@ -97,7 +97,8 @@ def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
             way_out = "run lm_eval with --log_samples and --output_path, and keep the files together"
             raise UserError(f"{unlogged.path}: no samples of {name} beside it; {way_out}")
         if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
-            raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
+            hint = "; --other-prompts compares them all the same" if "other prompts" in reason else ""
+            raise UserError(f"{name} in {a.path} and {b.path}: {reason}{hint}")
     return common
 
 

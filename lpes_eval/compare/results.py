@@ -147,7 +147,7 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
         return f"another set of examples: the documents or the expected answers differ{because}"
     if a.prompts != b.prompts and not prompts_may_differ:
         why = because or " (a chat template, or text cut to another length)"
-        return f"the same examples in other prompts{why}; --other-prompts compares them all the same"
+        return f"the same examples in other prompts{why}"
     return None
 
 

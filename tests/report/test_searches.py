@@ -26,10 +26,10 @@ def write_journal(folder, lines, settings=SETTINGS):
     (folder / "journal.jsonl").write_text(whole + '{"key": "torn')
 
 
-def individual(number, fitness, **more):
-    scores = {"toy@0": fitness - 0.1, "toy@100": fitness + 0.1}
+def individual(number, at, **more):
+    scores = {"toy@0": at - 0.1, "toy@100": at + 0.1}
     entry = {"key": f"k{number}", "generation": number, "points": [[0, 1.0], [3, 1.5]], "origin": "mutant"}
-    return entry | {"fitness": fitness, "scores": scores, "seconds": 2.0, "prompts": 40} | more
+    return entry | {"fitness": at, "scores": scores, "seconds": 2.0, "prompts": 40} | more
 
 
 def over(share):
@@ -120,19 +120,12 @@ def test_the_best_so_far_was_measured_to_the_end_and_is_of_those_asked_as_much(c
     assert "best 0.4000  2.0 s  about 4 s left" in lines[1]  # 80 prompts to come, at 20 a second
 
 
-@pytest.mark.parametrize("command", ["report", "watch"])
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [individual(0, 0.5)],
-        [{"settings": SETTINGS}, individual(0, 0.5) | {"fitness": None}],
-    ],
-)
-def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, command, lines, capsys):
+@pytest.mark.parametrize("lines", [[individual(0, 0.5)], [{"settings": SETTINGS}, individual(0, 0.5, fitness=None)]])
+def test_a_damaged_search_is_an_error_that_names_the_file(tmp_path, lines, capsys):
     folder = write_search(tmp_path / "run-0", [individual(0, 0.6)])
     lines = map(json.dumps, [*lines, individual(1, 0.5)])
     (folder / "journal.jsonl").write_text("\n".join([*lines, ""]))
-    assert cli.main([command, str(folder), *(["-o", str(tmp_path / "r.html")] if command == "report" else [])]) == 2
+    assert cli.main(["report", str(folder), "-o", str(tmp_path / "r.html")]) == 2
     assert str(folder / "journal.jsonl") in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
 
