@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-import lpes_eval
 from lpes_eval import cli
 
 COMMANDS = ("factors", "compare", "regress", "report", "attention", "watch", "push", "diagnose", "search")
@@ -29,26 +28,6 @@ def test_help_names_every_subcommand_and_default_and_needs_no_heavy_package(word
     shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
     assert "HEAVY set()" in shown
     assert all(text in shown for text in named)
-
-
-def test_version_is_that_of_the_package(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"lpes-eval {lpes_eval.__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("", "COMMAND"),
-        ("regress results.json", "--baseline"),
-        ("regress a --baseline b --alpha nan", "argument --alpha"),
-    ],
-)
-def test_wrong_arguments_are_2_and_named(arguments, named, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(arguments.split())
-    assert named in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
