@@ -113,16 +113,15 @@ def journal(folder):
 
 
 def data(folder):
-    from lpes_eval.data import kv, leval, mdqa, perplexity, zeroscrolls
+    from lpes_eval.data import kv, leval, mdqa, perplexity
 
-    zero, review = zeroscrolls.LINE | {"output": "4%"}, leval.LINE | {"outputs": ["True [fact: False]"]}
+    review = leval.LINE | {"outputs": ["True [fact: False]"]}
     records, articles = partial(kv.read, num_keys=2), partial(mdqa.read, num_documents=2)
     other_record, other_article = kv.LINE | {"key": "KEY 2", "value": "VALUE 2"}, mdqa.LINE | {"question": "WHICH"}
     readers = {
         written(folder / "kv.jsonl.gz", kv.LINE, other_record): records,
         written(folder / "mdqa.jsonl", mdqa.LINE, other_article): articles,
         written(folder / "leval.jsonl", review): partial(leval.read, name="sci_fi"),
-        written(folder / "zero.jsonl", zero, zero): partial(zeroscrolls.read, name="space_digest", split="held_out"),
         written(folder / "text.jsonl.gz", {"text": "TEXT"}): perplexity.read,
     }
     return list(readers), lambda path: readers[path](path)
