@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from lpes_eval import factors as factors_file
-from lpes_eval import hub
+from lpes_eval import hub, reference
 from lpes_eval.errors import FactorsError, UserError, first_line, plain
 from lpes_eval.factors import Factors
 
@@ -52,7 +52,8 @@ def card(factors: Factors, repo: str) -> str:
     name, revision = factors.model
     if name is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
-    base = f"base_model: {json.dumps(name)}\n" if name.count("/") == 1 and not Path(name).exists() else ""
+    on_the_hub = name.count("/") == 1 and name not in reference.NAMES and not Path(name).exists()
+    base = f"base_model: {json.dumps(name)}\n" if on_the_hub else ""
     return f"""---
 {base}library_name: lpes-eval
 tags: [lpes, rope, long-context]
