@@ -104,7 +104,6 @@ ENTRY = {"key": "a", "fitness": 0.5, "generation": 0}
         ({"key": "a"}, "lacks a field"),
         ([], "is list"),
         ('{"key": "a", "fitness": NaN}', "not a finite number"),
-        ('{"key": "a", "key": "b", "fitness": 0.5}', "twice"),
         ('{"key": "a", "fit', "not JSON"),
     ],
 )
