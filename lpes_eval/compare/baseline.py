@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.compare.results import Model, Results, Task, well_formed
+from lpes_eval.compare.results import Results, Task, well_formed
 from lpes_eval.compare.tables import finite
 from lpes_eval.entries import typed
 from lpes_eval.files import entry, read_json, write_output
@@ -24,7 +23,7 @@ def save(results: Results, path: str | Path) -> None:
     data = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "model": asdict(results.model),
+        "model": results.model,
         "provenance": results.provenance,
         "tasks": {name: _packed(task) for name, task in results.leaves.items()},
     }
@@ -41,7 +40,7 @@ def load(path: str | Path) -> Results:
         tasks = {name: _unpacked(entry(data, "tasks", name)) for name in entry(data, "tasks")}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no tasks, or none with metrics")
-        model = typed(data["model"], Model, "model")
+        model = typed(data["model"], str, "model")
         return Results(path, model, None, entry(data, "provenance"), tasks, tasks)
 
 

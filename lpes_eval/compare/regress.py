@@ -77,7 +77,7 @@ def page_of(verdict: Verdict) -> tables.Page:
         questions = f", {rows[0].questions} questions" if rows[0].questions else ""
         title = f"{task}, {key.removesuffix(',none')}{questions}"
         shown.append(tables.Table(title, HEADER, [_cells(row) for row in rows]))
-    sides = {"baseline": (str(old.model), str(old.path)), "now": now.side}
+    sides = {"baseline": (old.model, str(old.path)), "now": now.side}
     return tables.Page(COMMAND, sides, shown, verdict.notes, verdict.headline)
 
 

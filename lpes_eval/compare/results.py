@@ -29,20 +29,6 @@ SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 
 @dataclass(frozen=True)
-class Model:
-    """What was evaluated: lm-eval's model type, the name on the Hub or the last part of a path, and the parameters."""
-
-    kind: str
-    name: str
-    parameters: int | None
-
-    def __str__(self) -> str:
-        """As a message names it."""
-        size = "" if self.parameters is None else f", {self.parameters:,} parameters"
-        return f"{self.kind} {self.name or '(its default model)'}{size}"
-
-
-@dataclass(frozen=True)
 class Sample:
     """The answers to one question, as lm-eval logs them under one filter.
 
@@ -116,7 +102,7 @@ class Results:
     """
 
     path: Path
-    model: Model
+    model: str
     factors: str | None
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Task]
@@ -126,7 +112,7 @@ class Results:
     @property
     def side(self) -> tuple[str, str]:
         """The model with its factors, and the file: what a report says of the run."""
-        return f"{self.model}, factors {self.factors}" if self.factors else str(self.model), str(self.path)
+        return f"{self.model}, factors {self.factors}" if self.factors else self.model, str(self.path)
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
@@ -368,7 +354,8 @@ def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return factors if isinstance(factors, dict) else {}
 
 
-def _model(raw: Mapping[str, Any]) -> Model:
+def _model(raw: Mapping[str, Any]) -> str:
+    """lm-eval's model type, the name on the Hub or the last part of a path, and the parameters."""
     config = entry(raw, "config")
     arguments, kind = _model_arguments(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
@@ -377,7 +364,8 @@ def _model(raw: Mapping[str, Any]) -> Model:
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
     path, parameters = Path(str(name or "")), config.get("model_num_parameters")
     name = path.name if path.is_absolute() else str(name or "")  # a folder is the machine's, and says nothing
-    return Model(kind, name, None if parameters is None else int(parameters))
+    size = "" if parameters is None else f", {int(parameters):,} parameters"
+    return f"{kind} {name or '(its default model)'}{size}"
 
 
 def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:

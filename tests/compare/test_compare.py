@@ -46,7 +46,7 @@ def test_files_of_lm_eval_itself_are_read(tmp_path, task_manager):
     assert (name, task.examples) == ("kv_retrieval", 4)
     lines = sorted(samples["kv_retrieval"], key=lambda line: line["doc"]["question_id"])
     assert task.metrics["acc,none"].by_question == {f"{p} %": [line[f"acc@{p}"] for line in lines] for p in (0, 100)}
-    assert str(read.model).startswith("lpes lpes-eval/reference")
+    assert read.model.startswith("lpes lpes-eval/reference")
 
 
 def test_only_the_samples_of_a_runs_own_task_and_date_are_its_samples(tmp_path):

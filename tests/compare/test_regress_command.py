@@ -57,7 +57,7 @@ def test_provenance_names_versions_model_date_and_command_but_no_folder_of_the_m
     put(run, ("config", "factors"), {"given": "f.json", "sha256": "5c1e"})
     call(run, "--baseline", path, "--update")
     data = json.loads(path.read_text())
-    assert data["model"] == {"kind": "hf", "name": "tiny", "parameters": 7}
+    assert data["model"] == "hf tiny, 7 parameters"
     evaluated_by = {"lpes_eval": "0.0.9", "lm_eval": "0.4.13", "transformers": "5.23.0", "torch": "2.13.0+cpu"}
     assert data["provenance"]["packages"] == evaluated_by
     loaded = {"dtype": "torch.float32", "revision": None, "sha": None, "factors": "5c1e"}
@@ -79,7 +79,7 @@ def test_a_models_name_is_that_of_its_arguments_or_of_its_factors_origin(tmp_pat
     path = write_run(tmp_path / "run", {0: [1.0]}, model=(kind, {}, 9))
     put(path, ("config", "model_args"), arguments)
     put(path, ("config", "factors"), factors)
-    assert results.read(path).model.name == name
+    assert results.read(path).model == f"{kind} {name}, 9 parameters"
 
 
 def test_of_several_results_below_a_folder_the_newest_is_taken_and_named(tmp_path, committed, capsys, monkeypatch):
@@ -130,7 +130,7 @@ AT_0 = (*METRIC, "by_question", "0 %")
         *((AT_0, value) for value in ("1", "2" * 60, [None] * 60)),
         *(((*METRIC, key), value) for key, value in (("by_question", {}), ("values", {}), ("higher_is_better", "up"))),
         ((*TASK, "examples"), [1]),
-        *(((key,), value) for key, value in (("format", 5), ("format_version", 2), ("tasks", {}), ("model", "tiny"))),
+        *(((key,), value) for key, value in (("format", 5), ("format_version", 2), ("tasks", {}), ("model", 7))),
     ],
 )
 def test_a_damaged_baseline_is_an_error_of_use_and_replaced_on_request(tmp_path, committed, capsys, place, value):
