@@ -116,8 +116,8 @@ def _sections(a: Results, b: Results, common: Sequence[str], notes: list[str]) -
             if other is None or not labels or metric.by_question is None or other.by_question is None:
                 notes.append(f"{name}, {shown}: not an average of scores of single samples in both; not compared.")
                 continue
-            scores = metric.matrix(labels), other.matrix(labels)
-            paired = compare_paired(*scores, higher_is_better=metric.higher_is_better)
+            up = metric.higher_is_better is not False
+            paired = compare_paired(metric.matrix(labels), other.matrix(labels), higher_is_better=up)
             differences = dict(zip(labels, paired.positions, strict=True))
             if len(labels) > 1:
                 differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}

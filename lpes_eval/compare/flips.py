@@ -43,7 +43,7 @@ def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
         scores = zip(samples_a, samples_b, before.scores(label), after.scores(label), strict=True)
         for sample_a, sample_b, was, is_now in scores:
             if was != is_now:
-                better = (is_now > was) == before.higher_is_better
+                better = (is_now > was) == (before.higher_is_better is not False)
                 answers = (_answer(each, place, metric) for each in (sample_a, sample_b))
                 texts = (*_asked(sample_b, label, place), *answers)
                 place_text = "" if label == "all" else label

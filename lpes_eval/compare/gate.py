@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 ALPHA = 0.01
 TOLERANCE = 0.001
-"""A worsening up to this, in the score's own unit, never fails."""
 BY_SIZE = "by size"
 
 
 class Outcome(StrEnum):
     """What became of a score of the baseline."""
 
+    BETTER = "better"
     OK = "ok"
     WORSE = "worse"
     NOT_TESTABLE = "not testable"
@@ -35,11 +35,13 @@ class Outcome(StrEnum):
 class Options:
     """What decides about a change.
 
-    ``alpha`` is the false-alarm rate of the whole gate. A mean over positions, or a score without positions, that gets
-    worse by more than ``max_drop`` fails also if chance explains it. ``strict`` fails what cannot be tested.
+    ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``, in the score's unit, never
+    fails. A mean over positions, or a score without positions, that gets worse by more than ``max_drop`` fails also if
+    chance explains it. ``strict`` fails what cannot be tested.
     """
 
     alpha: float = ALPHA
+    tolerance: float = TOLERANCE
     max_drop: float | None = None
     strict: bool = False
 
@@ -145,56 +147,65 @@ class _Score:
             return 0
         return self.old.questions if self.old.by_question.keys() == self.new.by_question.keys() else 0
 
+    def one_sided(self, level: float) -> float:
+        """The level of a test in one direction; both are tested where lm-eval does not say which is worse."""
+        return level / 2 if self.old.higher_is_better is None else level
+
     def is_testable(self, level: float) -> bool:
         """Whether the loss of every answer could fail."""
-        return self.questions >= fewest_lost(level)
+        return self.questions >= fewest_lost(self.one_sided(level))
 
     def changes(self, level: float) -> Sequence[Change]:
         """What moved, by label, tested or not."""
         from lpes_eval.compare.statistics import Change, rerun_changes
 
-        up = self.old.higher_is_better
+        up = self.old.higher_is_better is not False
         if self.new and self.is_testable(level):
             old, new = (metric.matrix(self.old.values) for metric in (self.old, self.new))
-            return rerun_changes(old, new, level, higher_is_better=up)
+            return rerun_changes(old, new, self.one_sided(level), higher_is_better=up)
         there = self.new.values if self.new else {}
         was = _with_summaries([*self.old.values.values()], up)
         now = _with_summaries([there.get(label, math.nan) for label in self.old.values], up)
         signs = [-1 if up and label != "spread" else 1 for label in self.labels]
         moved = zip(was, now, signs, strict=False)
-        return [Change(old, new, (new - old) * sign, math.inf, math.nan) for old, new, sign in moved]
+        return [Change(old, new, (new - old) * sign, math.inf, math.nan, math.nan) for old, new, sign in moved]
 
     def rows(self, level: float, options: Options) -> Iterator[Row]:
         """A row for each label."""
         of_all = "mean" if len(self.labels) > 1 else self.labels[0]
         for label, change in zip(self.labels, self.changes(level), strict=True):
+            if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
+                p = math.nan if math.isnan(change.p) else min(1.0, 2 * min(change.p, change.p_better))
+                change = replace(change, worsening=abs(change.worsening), p=p, p_better=math.nan)
             max_drop = options.max_drop if label == of_all else None
-            allowed = max(TOLERANCE, min(change.allowed, math.inf if max_drop is None else max_drop))
-            if label != "spread" and self.old.higher_is_better:
+            allowed = max(options.tolerance, min(change.allowed, math.inf if max_drop is None else max_drop))
+            if label != "spread" and self.old.higher_is_better is not False:
                 allowed = -allowed
-            outcome, why = self._judged(change, level, max_drop)
+            outcome, why = self._judged(change, level, options.tolerance, max_drop)
             fails = outcome in (Outcome.WORSE, Outcome.MISSING)
             if outcome == Outcome.NOT_TESTABLE and options.strict:
                 is_no_average = self.logged and not (self.old.by_question or (self.new and self.new.by_question))
-                is_harmless = is_no_average and change.worsening <= TOLERANCE
+                is_harmless = is_no_average and change.worsening <= options.tolerance
                 fails = math.isnan(change.old) or (options.max_drop is None and not is_harmless)
             yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, fails, why)
 
-    def _judged(self, change: Change, level: float, max_drop: float | None) -> tuple[Outcome, str]:
+    def _judged(self, change: Change, level: float, tolerance: float, max_drop: float | None) -> tuple[Outcome, str]:
         """The outcome, and why."""
         if math.isnan(change.old):
             return Outcome.NOT_TESTABLE, "no number in the baseline"
         if math.isnan(change.new):
             return Outcome.MISSING, "the run has no number for it"
         # averages of the same drop differ in their last bits
-        if max_drop is not None and change.worsening > max(max_drop, TOLERANCE) + 1e-9:
+        if max_drop is not None and change.worsening > max(max_drop, tolerance) + 1e-9:
             return Outcome.WORSE, BY_SIZE
-        if change.p <= level and change.worsening > TOLERANCE:
+        if change.p <= level and change.worsening > tolerance:
             return Outcome.WORSE, ""
+        if change.p_better <= level and -change.worsening > tolerance:
+            return Outcome.BETTER, ""
         if max_drop is not None or not math.isnan(change.p):
             return Outcome.OK, BY_SIZE if math.isnan(change.p) else ""
         if self.questions:
-            return Outcome.NOT_TESTABLE, f"fewer than {fewest_lost(level)} questions"
+            return Outcome.NOT_TESTABLE, f"fewer than {fewest_lost(self.one_sided(level))} questions"
         why = "not an average over its samples" if self.logged else "no samples in one of the runs"
         return Outcome.NOT_TESTABLE, why
 

@@ -37,6 +37,8 @@ def add_parser(subparsers: Any) -> None:
     add("--markdown", metavar="FILE", help="write the tables as Markdown, too")
     add("--junit", metavar="FILE", help="write JUnit XML, a test case for each row")
     add("--alpha", type=share, default=gate.ALPHA, help=f"false-alarm rate of the whole gate (default: {gate.ALPHA})")
+    passes = f"a worsening up to this, in the score's own unit, never fails (default: {gate.TOLERANCE})"
+    add("--tolerance", type=amount, default=gate.TOLERANCE, help=passes)
     drops = (
         "fail where a mean over positions, or the score of a task without positions, got worse by more than X, "
         "whatever chance says; for reruns that give the same answers, without a promise on false alarms (default: off)"

@@ -51,10 +51,10 @@ class Metric:
 
     ``values`` has the score at each label as reported, NaN where there is none; ``by_question`` one score a question,
     in the same order at every label, or None where no samples were logged or the score is not their average
-    (perplexity). Higher is better where lm-eval does not say.
+    (perplexity). ``higher_is_better`` is None where lm-eval does not say.
     """
 
-    higher_is_better: bool
+    higher_is_better: bool | None
     values: dict[str, float]
     by_question: dict[str, list[float]] | None
 
@@ -238,8 +238,9 @@ def _metrics(
             column = of.partition(",")[0]
             columns[label] = [sample.scores.get(column, math.nan) for sample in samples.get(filter_name, ())]
         averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
+        direction = directions.get(name)
         values = {label: scores[of] for label, of in keys.items()}
-        metrics[key] = Metric(directions.get(name) is not False, values, columns if averaged else None)
+        metrics[key] = Metric(direction if isinstance(direction, bool) else None, values, columns if averaged else None)
 
     left = dict(scores)
     for key, mean in scores.items():

@@ -214,7 +214,7 @@ class Change:
     """How one quantity moved from a baseline to a new run.
 
     ``worsening``, negative if it is better, and ``allowed``, the most that the test lets pass, are in the score's unit.
-    ``p`` is the one-sided p-value of "this is a rerun" against a worse run.
+    ``p`` is the one-sided p-value of "this is a rerun" against a worse run, ``p_better`` that against a better one.
     """
 
     old: float
@@ -222,6 +222,7 @@ class Change:
     worsening: float
     allowed: float
     p: float
+    p_better: float
 
 
 def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
@@ -252,7 +253,8 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         worsening = sign * (now - was)
         most = len(null) - 1 - math.floor(level * len(null))
         allowed = float(np.partition(null, most)[most])
-        return Change(was, now, worsening, allowed, _share_reaching(null, worsening))
+        p, p_better = _share_reaching(null, worsening), _share_reaching(-null, -worsening)
+        return Change(was, now, worsening, allowed, p, p_better)
 
     def change_at(column: int) -> Change:
         at_old, at_new = first[:, column], second[:, column]
@@ -264,7 +266,8 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         coin = binom(worse + better, 0.5)
         allowed = (2 * float(coin.isf(level)) - (worse + better)) / questions
         worsening = (worse - better) / questions
-        return Change(float(at_old.mean()), float(at_new.mean()), worsening, allowed, float(coin.sf(worse - 1)))
+        p, p_better = float(coin.sf(worse - 1)), float(coin.sf(better - 1))
+        return Change(float(at_old.mean()), float(at_new.mean()), worsening, allowed, p, p_better)
 
     changes = [change_at(column) for column in range(columns)]
     if columns > 1:

@@ -46,17 +46,17 @@ def task_with(**metrics):
 
 
 @pytest.mark.parametrize("labels", [["all"], ["0 %", "33 %", "100 %"]])
-@pytest.mark.parametrize("direction", [True, False])
+@pytest.mark.parametrize("direction", [True, False, None])
 @pytest.mark.parametrize("kind", ["right or wrong", "smooth", "no average"])
 def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, direction, labels):
     """Every answer gets worse by 1 at one label, while another task rises."""
-    columns = np.full((len(labels), 20), float(direction))
+    columns = np.full((len(labels), 20), float(direction is not False))
     if kind == "smooth":
         columns += np.random.default_rng(0).random(columns.shape) / 2
     by_question = dict(zip(labels, columns.tolist(), strict=True)) if kind != "no average" else None
     values = dict(zip(labels, columns.mean(axis=1).tolist(), strict=True))
     old = run_with(toy=task_with(f1=Metric(direction, values, by_question)), other=task_with(acc=metric_of([0.0] * 20)))
-    step = -1.0 if direction else 1.0
+    step = 1.0 if direction is False else -1.0
     for label, strict in itertools.product(labels, (False, True)):
         moved = by_question and by_question | {label: [score + step for score in by_question[label]]}
         fallen = Metric(direction, values | {label: values[label] + step}, moved)
@@ -66,7 +66,7 @@ def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, d
         row = rows[labels.index(label)]
         assert row.outcome == (Outcome.WORSE if by_question else Outcome.NOT_TESTABLE)
         assert row.fails == (strict or bool(by_question))
-        assert (other.task, other.outcome) == ("other", Outcome.OK)
+        assert (other.task, other.outcome) == ("other", Outcome.BETTER)
 
 
 def test_what_the_run_lacks_is_missing_and_fails():
@@ -82,29 +82,32 @@ def test_what_the_run_lacks_is_missing_and_fails():
         regress(np.ones((20, 1)), run_with(other=np.ones((20, 1))))
 
 
-def test_a_wider_spread_is_caught_where_no_score_fell():
+def test_a_wider_spread_is_caught_where_no_score_fell_and_what_rose_is_better():
     old = np.zeros((500, 3))
     old[:300] = 1
     new = old.copy()
     new[300:360, 0] = 1
     verdict = regress(old, new)
-    assert outcomes(verdict) == ["ok"] * 5 + ["worse"]
+    assert outcomes(verdict) == ["better", "ok", "ok", "better", "ok", "worse"]
     assert failing(verdict) == ["spread"]
     assert [row.allowed > 0 for row in verdict.rows] == [False] * 5 + [True]  # the spread alone may not grow
 
 
-@pytest.mark.parametrize(("higher_is_better", "fall"), [(True, -0.1), (False, 0.1)])
-def test_a_change_for_the_worse_fails_beyond_the_tolerance(higher_is_better, fall):
+@pytest.mark.parametrize(("higher_is_better", "fall"), [(True, -0.1), (False, 0.1), (None, 0.1), (None, -0.1)])
+def test_a_change_for_the_worse_fails_beyond_the_tolerance_and_its_opposite_where_nothing_is_known(
+    higher_is_better, fall
+):
     old = np.random.default_rng(0).normal(5, 1, (100, 2))
 
-    def verdict(change):
-        return regress(*(run_with(toy=task_of(side, higher_is_better)) for side in (old, old + change)))
+    def verdict(change, **options):
+        sides = (run_with(toy=task_of(side, higher_is_better=higher_is_better)) for side in (old, old + change))
+        return regress(*sides, **options)
 
     assert failing(verdict(fall)) == ["0 %", "1 %", "mean", "worst"]
-    assert not verdict(-fall).failed
-    assert verdict(fall / 50).failed
+    assert verdict(-fall).failed == (higher_is_better is None)
     assert not verdict(fall / 200).failed
     assert all(abs(row.allowed) >= 0.001 for row in verdict(fall / 200).rows)
+    assert verdict(fall / 200, tolerance=0.0).failed
 
 
 def lost(questions, of=20):
@@ -117,6 +120,7 @@ def lost(questions, of=20):
 def test_a_loss_that_chance_allows_fails_by_its_size():
     assert not regress(*lost(9)).failed
     assert [regress(*lost(k), max_drop=0.1).failed for k in (2, 3)] == [False, True]
+    assert not regress(*lost(3), max_drop=0.1, tolerance=0.2).failed
     one_position = np.ones((20, 5))
     one_position[:9, 2] = 0
     assert not regress(np.ones((20, 5)), one_position, max_drop=0.1).failed
