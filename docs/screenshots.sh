@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the screenshots of docs/report.md from the results of README.md's commands: sh docs/screenshots.sh results/plain results/lpes
+# Makes the pictures of docs/report.md from the results of README.md's commands: sh docs/screenshots.sh results/plain results/lpes
 set -e
 pages=$(mktemp -d)
 shot() { # page, window, picture, further options of Chromium
@@ -10,6 +10,5 @@ shot() { # page, window, picture, further options of Chromium
 lpes-eval report "$@" -o "$pages/report.html"
 shot "$pages/report.html" 1200,985 report.png
 lpes-eval attention reference --factors reference --questions 4 -o "$pages/attention"
-lpes-eval report "$pages/attention" -o "$pages/attention.html"
-shot "$pages/attention.html" 1200,1060 report-attention.png --blink-settings=preferredColorScheme=0
+cp "$pages/attention/attention.png" docs/report-attention.png
 rm -r "$pages"

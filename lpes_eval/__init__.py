@@ -32,11 +32,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'lpes_eval' has no attribute {name!r}")
     return getattr(import_module(f"lpes_eval.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """The public names and the submodules loaded so far, without what this file itself imports."""
-    from sys import modules
-
-    own = [name for name in globals() if name.startswith("__") or f"{__name__}.{name}" in modules]
-    return sorted({*__all__, *own})

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -42,7 +41,6 @@ def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], nu
     return [min(max(at(knots, ys, place), low), high) for place in places]
 
 
-@lru_cache(maxsize=4096)  # a file's curve is asked for several times, and one of 1,000 layers takes a third of a second
 def _bezier_at(knots: tuple[float, ...], ys: tuple[float, ...], place: float) -> float:
     """``y(t)`` at the ``t`` where ``x(t) = place`` (Eq. 5); ``x(t)`` rises strictly because the knots do."""
     low, high = 0.0, 1.0

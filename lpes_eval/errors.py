@@ -12,9 +12,6 @@ from typing import ParamSpec
 
 from lpes_eval.text import terminal as plain
 
-LONGEST = 2_000
-"""Characters of an error: what it is about comes first and the way out last, so the middle of a longer one goes."""
-
 P = ParamSpec("P")
 
 
@@ -28,8 +25,7 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         """The message as it is shown."""
-        text = plain(super().__str__())
-        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+        return plain(super().__str__())
 
 
 class FactorsError(UserError):
@@ -61,11 +57,11 @@ def program(name: str) -> Callable[[Callable[P, int | None]], Callable[P, int]]:
             try:
                 return main(*args, **kwargs) or 0
             except UserError as error:
-                said, status = str(error), int(getattr(error, "exit_status", 2))
+                said = str(error)
             except OSError as error:
-                said, status = f"{error.filename}: {error.strerror}" if error.filename else str(error), 2
+                said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             print(f"{name}: error: {said}", file=sys.stderr)
-            return status
+            return 2
 
         return run
 

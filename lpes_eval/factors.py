@@ -12,11 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from lpes_eval import curves, files, hub
@@ -31,22 +30,8 @@ MAX_POINTS = 12
 LEAST, GREATEST = 1e-3, 1e6
 """Factors beyond these serve no model, and far beyond them float32 makes them 0 or infinite, and answers NaN."""
 
-_OF_THE_MODEL = ("model", "model_args", "weights", "fitness", "proof")
-"""What ``origin`` says of the model that the factors were found on, and of no other."""
-_ORIGIN: dict[str, tuple[type, ...]] = {
-    "model": (str, Mapping),
-    "model_args": (Mapping,),
-    "weights": (Mapping,),
-    "task": (str,),
-    "fitness": (int, float, Mapping),
-    "proof": (Mapping,),
-    "search": (Mapping,),
-    "seed": (int,),
-    "packages": (Mapping,),
-    "date": (str,),
-    "note": (str,),
-}
-_CALLED = {str: "a string", Mapping: "an object", int: "a whole number", float: "a number"}
+_OBJECTS = ("model_args", "weights", "proof", "search", "packages")
+"""Fields of ``origin`` that are read or written as objects; other fields may hold anything."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +85,14 @@ class Factors:
     def from_dict(cls, data: Any, source: str = "factors") -> Factors:
         """The factors of decoded JSON, which errors call ``source``; ``format`` and ``version`` may be missing."""
         try:
-            given = _object(data, "at the top", ("format", "version", *(one.name for one in fields(cls))))
+            _require(isinstance(data, Mapping), "at the top", data, "an object")
+            known = ("format", "version", *(one.name for one in fields(cls)))
+            if unknown := [name for name in data if name not in known]:
+                raise FactorsError(f"unknown field {files.shown(unknown[0])}; known fields are {', '.join(known)}")
+            given = dict(data)
             for name, expected in (("format", FORMAT), ("version", VERSION)):
                 found = given.pop(name, expected)
                 _require(_is(found, type(expected)) and found == expected, name, found, json.dumps(expected))
-            for name, value in given.items():
-                _require(value is not None, name, value, "a value; leave the field out where there is none")
             if (curve := given.get("curve")) is not None:
                 right = isinstance(curve, Mapping) and set(curve) == {"kind", "points"}
                 _require(right, "curve", curve, "an object with 'kind' and 'points'")
@@ -125,14 +112,11 @@ class Factors:
         own = len(self.factors) if self.factors is not None else self.num_layers
         depth = num_layers if num_layers is not None else own
         if depth is None:
-            raise FactorsError("these factors name no num_layers; say how many layers the model has")
+            raise FactorsError("these factors name no num_layers; say how many layers the model has (--layers N)")
         if not 1 <= depth <= MAX_LAYERS:
             raise FactorsError(f"{depth} layers: expected 1 to {MAX_LAYERS}")
         if own not in (None, depth):
-            raise FactorsError(
-                f"the factors are for {own} layers, the model has {depth}; use factors that were made for this model, "
-                "or fit these by relative depth (fit=relative_depth among lm_eval's --model_args; Factors.fitted)"
-            )
+            raise FactorsError(f"the factors are for {own} layers, the model has {depth}; use some made for this model")
         if outside := [h for h in self.unscaled_layers if h >= depth]:
             raise FactorsError(f"unscaled_layers names layer {outside[0]}, the model has layers 0 to {depth - 1}")
         if self.factors is not None:
@@ -147,52 +131,9 @@ class Factors:
         values = iter(curves.layer_factors(kind, points, left) if left else ())
         return [1.0 if h in self.unscaled_layers else next(values) for h in range(depth)]
 
-    def fitted(self, num_layers: int) -> Factors:
-        """These factors for a model of another depth: each layer's by its relative depth, linear between two layers."""
-        depth = self.num_layers
-        if self.curve is not None and self.curve[0] == "free":  # it has its depth
-            depth = len(self.curve[1]) + len(self.unscaled_layers)
-        if self.factors is None and depth is None:  # they are for any depth
-            return self
-        own = self.per_layer(depth)
-        if len(own) == num_layers:
-            return self
-        at = [h * (len(own) - 1) / max(1, num_layers - 1) for h in range(num_layers)]
-        values = [own[int(x)] + (x - int(x)) * (own[min(int(x) + 1, len(own) - 1)] - own[int(x)]) for x in at]
-        of = f" of {self.model[0]}" if self.model[0] else ""
-        note = f"fitted by relative depth from {len(own)} layers{of} to {num_layers}; not measured there"
-        notes = [*filter(None, [self.origin.get("note")]), note]
-        kept = {name: value for name, value in self.origin.items() if name not in _OF_THE_MODEL}
-        return Factors(factors=tuple(values), origin={**kept, "note": "; ".join(notes)})
-
     def digest(self, num_layers: int | None = None) -> str:
         """SHA-256 of the factors themselves, one a layer: equal wherever the model would answer equally."""
         return hashlib.sha256(json.dumps(self.per_layer(num_layers)).encode()).hexdigest()
-
-    def mean(self, num_layers: int | None = None) -> float:
-        """The mean factor, at which the paper measures Position Interpolation (section 4.1)."""
-        return fmean(self.per_layer(num_layers))
-
-    def control_points(self, num_layers: int | None = None) -> list[tuple[float, float]]:
-        """The control points of a curve at the layers where they act; none of one that is a free factor a layer."""
-        if self.curve is None or self.curve[0] == "free":
-            return []
-        import numpy as np
-
-        xs, ys = zip(*self.curve[1], strict=True)
-        scaled = [h for h in range(len(self.per_layer(num_layers))) if h not in self.unscaled_layers]
-        if not scaled:
-            return []
-        # from the first scaled layer at the first x to the last at the last, linear between two layers
-        layers = np.interp(xs, np.linspace(xs[0], xs[-1], len(scaled)), scaled).tolist()
-        return list(zip(layers, ys, strict=True))
-
-    def plot(self, num_layers: int | None = None) -> Any:
-        """The factors over the layers, with the control points of a curve, as a matplotlib figure."""
-        from lpes_eval.report import figures
-
-        line = ("factors", 1, self.per_layer(num_layers), self.control_points(num_layers))
-        return figures.factors([line]).in_notebook()
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that ``from_dict`` reads."""
@@ -203,12 +144,8 @@ class Factors:
         return {name: value for name, value in plain.items() if value not in (None, [], {})}
 
     def save(self, path: str | Path) -> None:
-        """Write the file, whole or not at all; raises ``FactorsError`` where that cannot be done."""
-        try:
-            files.write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
-        except OSError as error:
-            message = f"{path}: cannot be written ({error.strerror or error}); expected a path where a file can be"
-            raise FactorsError(message) from error
+        """Write the file, whole or not at all."""
+        files.write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 def load(path: str | Path) -> Factors:
@@ -263,10 +200,10 @@ def text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
+def carried(config: Any) -> Factors | None:
     """The factors that a configuration carries, if any: numbers, never the name of a file or of a place on the Hub.
 
-    ``FactorsError``: the field holds none, or, ``of_its_depth``, those of a model of another depth.
+    ``FactorsError``: the field holds none, or those of a model of another depth.
     """
     value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))  # the first is an override of vLLM's
     if value is None:
@@ -274,7 +211,7 @@ def carried(config: Any, of_its_depth: bool = True) -> Factors | None:
     try:
         _require(not isinstance(value, str | Path), "factors", value, "numbers, and no file's name")
         factors = Factors.from_dict(value) if isinstance(value, Mapping) else parse(value)
-        if of_its_depth and isinstance(depth := getattr(text_config(config), "num_hidden_layers", None), int):
+        if isinstance(depth := getattr(text_config(config), "num_hidden_layers", None), int):
             factors.per_layer(depth)
     except FactorsError as error:
         raise FactorsError(f"{FIELD} in config.json: {error}") from None
@@ -299,13 +236,6 @@ def _require(right: bool, where: str, found: Any, expected: str) -> None:
 
 def _is(value: Any, *types: type) -> bool:
     return isinstance(value, types) and not isinstance(value, bool)
-
-
-def _object(value: Any, where: str, known: Collection[str]) -> dict[str, Any]:
-    _require(isinstance(value, Mapping), where, value, "an object")
-    if unknown := [name for name in value if name not in known]:
-        raise FactorsError(f"{where}: unknown field {files.shown(unknown[0])}; known fields are {', '.join(known)}")
-    return dict(value)
 
 
 def _number(value: Any, where: str) -> float:
@@ -338,23 +268,19 @@ def _curve(value: Any, where: str) -> tuple[curves.CurveKind, tuple[Any, ...]]:
     _require(right, where, points, f"a list of 2 to {MAX_POINTS} points [x, y]")
     before = -1.0
     for k, point in enumerate(points):
-        _require(_is(point, list, tuple) and len(point) == 2, f"{where}[{k}]", point, "a point [x, y]")
-        x, y = point
-        right = _is(x, int, float) and 0 <= x <= MAX_LAYERS
-        _require(right, f"{where}[{k}] x", x, f"a number from 0 to {MAX_LAYERS}")
-        _require(before < x, f"{where}[{k}] x", x, "x to increase strictly (Eq. 10)")
-        _number(y, f"{where}[{k}] y")
-        before = x
-    return kind, tuple((x, float(y)) for x, y in points)
+        right = _is(point, list, tuple) and len(point) == 2 and _is(point[0], int, float)
+        right = right and before < point[0] and 0 <= point[0] <= MAX_LAYERS
+        _require(right, f"{where}[{k}]", point, f"[x, y], x rising between 0 and {MAX_LAYERS} (Eq. 10)")
+        before = point[0]
+    return kind, tuple((x, _number(y, f"{where}[{k}] y")) for k, (x, y) in enumerate(points))
 
 
 def _origin(value: Any) -> dict[str, Any]:
-    origin = _object(value, "origin", _ORIGIN)
-    for name, content in origin.items():
-        expected = " or ".join(_CALLED[kind] for kind in _ORIGIN[name])
-        _require(_is(content, *_ORIGIN[name]), f"origin.{name}", content, expected)
-    if isinstance(model := origin.get("model"), Mapping):
-        right = model.keys() <= {"name", "revision"} and isinstance(model.get("name"), str)
-        right = right and isinstance(model.get("revision"), str | None)
-        _require(right, "origin.model", model, "the strings 'name' and, where it has one, 'revision'")
-    return origin
+    _require(isinstance(value, Mapping), "origin", value, "an object")
+    for name in _OBJECTS:
+        _require(isinstance(value.get(name, {}), Mapping), f"origin.{name}", value.get(name), "an object")
+    model = value.get("model", "")
+    named = isinstance(model, Mapping) and isinstance(model.get("name"), str)
+    right = isinstance(model, str) or (named and isinstance(model.get("revision"), str | None))
+    _require(right, "origin.model", model, "a name, or the strings 'name' and, where it has one, 'revision'")
+    return dict(value)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 import os
-import shutil
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -18,27 +16,18 @@ from lpes_eval.errors import DataError, UserError, first_line
 
 def shown(value: Any, most: int = 80) -> str:
     """A value as an error shows it: quoted, in one line, and not longer than ``most`` characters."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # too deep; an integer of thousands of digits
-        text = type(value).__name__
+    text = repr(value)
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
-    """The JSON value of a text in UTF-8, if it means the same to every reader; ``where`` names the place in errors.
+    """The JSON value of a text in UTF-8; ``where`` names the place in errors.
 
     Without ``finite``, NaN and Infinity, as Python writes them, are the numbers that they are. ``DataError``: not
-    UTF-8, not JSON, a key twice, a number that is not finite or has thousands of digits, nesting of a thousand levels,
-    or half of a surrogate pair, which no file can hold.
+    UTF-8, not JSON, or nesting of a thousand levels.
     """
-    number = _finite if finite else float
     try:
-        text = text.decode("utf-8") if isinstance(text, bytes) else text
-        value = json.loads(text, object_pairs_hook=_object, parse_float=number, parse_constant=number)
-        if "\\ud" in text.lower():
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        return value
+        return json.loads(text, parse_constant=_refused if finite else float)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise DataError(f"{where}: not JSON ({error.msg} at {line}column {error.colno})") from None
@@ -46,19 +35,8 @@ def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
         raise DataError(f"{where}: {str(error).split(';')[0]}") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in data:
-            raise ValueError(f"the key {shown(key)} stands twice in an object")
-        data[key] = value
-    return data
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{shown(text)} is not a finite number")
-    return number
+def _refused(text: str) -> float:
+    raise ValueError(f"{text} is not a finite number")
 
 
 def entry(data: Any, *keys: str) -> Mapping[str, Any]:
@@ -146,7 +124,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     A link stays a link, and the file that it names is written. A pipe or ``/dev/stdout`` is written to as it stands.
     """
     path = Path(os.path.realpath(path))
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             stream.write(data)
@@ -155,8 +133,6 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            if path.exists():  # its permissions stay
-                shutil.copymode(path, part)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -169,7 +145,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 HEAD = 4096
-"""So many bytes at the beginning of an output hold its marker."""
+"""So many characters at the beginning of an output hold its marker."""
 
 
 def marker(command: str) -> str:
@@ -177,45 +153,10 @@ def marker(command: str) -> str:
     return f"written by {command}, which replaces this file when it is run again"
 
 
-def check_output(path: str | Path, mark: str) -> None:
-    """Refuse a file (``UserError``) that is there already, unless its beginning holds ``mark``.
-
-    A pipe, and the summary of a job on GitHub, are written to as they are.
-    """
+def write_output(path: str | Path, content: str, mark: str) -> None:
+    """Write a command's output, but never over a file that holds something without ``mark`` (``UserError``)."""
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; name a file")
-    if not path.is_file() or _is_job_summary(path):
-        return
-    try:
-        with path.open("rb") as file:
-            is_ours = mark.encode() in file.read(HEAD)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); give another file") from None
-    if not is_ours:
+    before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if before and mark not in before[:HEAD]:
         raise UserError(f"{path}: is there and was not written by this command; give another file, or delete it")
-
-
-def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
-    """Write a command's output, but never over a file that the command did not write; raises as ``check_output``.
-
-    ``mark`` tells the command's outputs from other files, and is in the first ``HEAD`` bytes of the ``content``. The
-    file that ``$GITHUB_STEP_SUMMARY`` names is shared by the steps of a job, and is appended to.
-    """
-    path = Path(path)
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    assert mark.encode() in data[:HEAD], mark
-    check_output(path, mark)
-    try:
-        if _is_job_summary(path):
-            with path.open("ab") as file:
-                file.write(data)
-        else:
-            write_atomically(path, data)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error}); give another file") from None
-
-
-def _is_job_summary(path: Path) -> bool:
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    return bool(summary) and os.path.realpath(path) == os.path.realpath(str(summary))
+    write_atomically(path, content)

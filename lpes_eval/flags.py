@@ -112,11 +112,6 @@ def mapping(text: str) -> dict[str, Any]:
 def model_args(text: str) -> dict[str, Any]:
     """Arguments of a command's model; those that the command has a place of its own for are refused."""
     arguments = mapping(text)
-    places = {
-        "pretrained": "the model is the command's MODEL",
-        "device": "give it as --device",
-        "factors": "leave them out (lpes-eval attention has --factors)",
-    }
-    for name in places.keys() & arguments.keys():
-        raise argparse.ArgumentTypeError(f"{name}={arguments[name]}: {places[name]}")
+    if own := {"pretrained", "device", "factors"} & arguments.keys():
+        raise argparse.ArgumentTypeError(f"{min(own)}={arguments[min(own)]}: the command has a place of its own for it")
     return arguments

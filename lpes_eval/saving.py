@@ -28,10 +28,6 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
         raise UserError("the model has no layer factors to save; apply some first, or use model.save_pretrained")
     if getattr(model, "peft_config", None):
         raise UserError("of a model with an adapter only the adapter is saved; merge it first (merge_and_unload)")
-    quantizer = getattr(model, "hf_quantizer", None)
-    if quantizer is not None and not quantizer.is_serializable():
-        kind = quantizer.quantization_config.quant_method
-        raise UserError(f"transformers does not save a model of {kind} weights; keep the factors as a file beside them")
     if "weights" not in factors.origin and (here := fingerprint(model)) is not None:
         factors = replace(factors, origin={**factors.origin, "weights": here})
     carry(model.config, factors)

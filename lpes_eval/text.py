@@ -6,20 +6,18 @@ import re
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 """What a name must not bring into a terminal, a table or an XML file."""
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 def terminal(text: str) -> str:
     """The text in one line, without control characters and halves of surrogate pairs."""
-    return CONTROL.sub(UNKNOWN, text)
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def markdown(text: str) -> str:
     """The text as Markdown that shows it as it is, in a paragraph, a list item, a heading or a table's cell.
 
-    Nothing in it becomes emphasis, code, a link, an image, a tag, a formula, a list, a mention or another cell.
+    Nothing in it becomes emphasis, code, a link, an image, a tag, a formula, a list or another cell.
     """
     text = terminal(text).strip().replace("&", "&amp;").replace("<", "&lt;")
-    text = re.sub(r"([\\`*_~|$#\[\]]|^[-+=>]|:(?=//)|(?<=www)\.)", r"\\\1", text, flags=re.IGNORECASE)
-    text = re.sub(r"^(\d+)([.)])", r"\1\\\2", text)
-    return re.sub(r"@(?=[a-z])", "@&#8288;", text, flags=re.IGNORECASE)  # a mention, or an address of mail
+    text = re.sub(r"([\\`*_~|$#\[\]]|^[-+=>])", r"\\\1", text)
+    return re.sub(r"^(\d+)([.)])", r"\1\\\2", text)

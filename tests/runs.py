@@ -23,18 +23,10 @@ def write_run(
     chat="",
     metadata=None,
 ):
-    """Write a run of one task by position, or without positions.
+    """Write a run of one task; returns the path of its results.
 
-    Args:
-        folder: where the results and the samples go.
-        scores: position (None for a task without) -> list of scores, one a question.
-        text: what the documents say; another text is another set of examples.
-        target: the expected answer of every question.
-        chat: put before every prompt, as a chat template does.
-        metadata: what else the tasks' metadata says.
-
-    Returns:
-        The path of the results JSON.
+    ``scores``: position (None for a task without) -> scores, one a question; another ``text`` is another set of
+    examples; ``chat`` is put before every prompt, as a chat template does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind, arguments, parameters = model
@@ -63,7 +55,6 @@ def write_run(
                     "resps": [["yes"]] * len(scores),
                     "filtered_resps": ["yes"] * len(scores),
                     "filter": "none",
-                    "metrics": [*columns],
                     "doc_hash": hash_string(asked),
                     "prompt_hash": hash_string(chat + asked),
                     "target_hash": hash_string(target),
@@ -79,7 +70,6 @@ def write_run(
                 "group_subtasks": {},
                 "configs": {group: {"task": group, "metadata": own}},
                 "versions": {group: version},
-                "n-shot": {group: 0},
                 "higher_is_better": {group: dict.fromkeys(columns, higher_is_better)},
                 "n-samples": {group: {"original": n, "effective": n}},
                 "config": {
@@ -88,14 +78,11 @@ def write_run(
                     "model_args": arguments,
                     "model_num_parameters": parameters,
                     "model_dtype": "torch.float32",
-                    "limit": None,
                 },
                 "date": 1795268362.5,
                 "pretty_env_info": "PyTorch version: 2.13.0+cpu\nIs debug build: False",
                 "transformers_version": "5.23.0",
                 "lm_eval_version": "0.4.13",
-                "model_name": arguments.get("pretrained", "random"),
-                "chat_template": chat or None,
             }
         ),
         encoding="utf-8",

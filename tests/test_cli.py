@@ -1,14 +1,12 @@
 """The ``lpes-eval`` command itself; its subcommands are tested with what they do."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-import lpes_eval
-from lpes_eval import cli, errors
+from lpes_eval import cli
 
 COMMANDS = ("factors", "compare", "regress", "report", "attention", "watch", "push", "diagnose", "search")
 
@@ -32,33 +30,6 @@ def test_help_names_every_subcommand_and_default_and_needs_no_heavy_package(word
     assert all(text in shown for text in named)
 
 
-def test_version_is_that_of_the_package(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"lpes-eval {lpes_eval.__version__}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ("", "COMMAND"),
-        ("regress results.json", "--baseline"),
-        ("compare a.json", "B"),
-        ("compare a b --confidence 95", "argument --confidence"),
-        ("regress a --baseline b --alpha nan", "argument --alpha"),
-        ("regress a --baseline b --tolerance -1", "argument --tolerance"),
-    ],
-)
-def test_wrong_arguments_are_2_and_named(arguments, named, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(arguments.split())
-    assert named in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_an_error_that_is_quoted_is_its_first_line_or_its_class_where_it_says_nothing():
-    assert [errors.first_line(error) for error in (ValueError(" one\ntwo"), OSError())] == ["one", "OSError"]
-
-
 def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
@@ -66,14 +37,3 @@ def test_ctrl_c_ends_a_command_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("lpes_eval.show.run", interrupted)
     assert cli.main(["factors", "1.5"]) == 130
     assert capsys.readouterr().err == "\nlpes-eval: stopped\n"
-
-
-def test_factors_that_a_models_folder_carries_are_shown(tmp_path, capsys):
-    config = {"num_hidden_layers": 3, "lpes_factors": {"factors": [1.0, 1.25, 1.5]}}
-    for written in (config, {"model_type": "llava", "text_config": config}, config | {"num_hidden_layers": "3"}):
-        (tmp_path / "config.json").write_text(json.dumps(written))
-        assert cli.main(["factors", str(tmp_path)]) == 0
-        assert "layer   1    1.2500" in capsys.readouterr().out
-    (tmp_path / "config.json").write_text("{}")
-    assert cli.main(["factors", str(tmp_path)]) == 2
-    assert "the model carries no factors" in capsys.readouterr().err

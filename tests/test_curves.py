@@ -26,20 +26,10 @@ def densely(points, num_layers):
 
 
 @pytest.mark.parametrize(
-    "points",
-    [
-        [(0, 1.0), (1, 2.0), (2, 1.0), (31, 2.0)],
-        [(3, 1.9), (9, 1.0), (12, 1.7), (20, 1.2), (30, 1.4)],
-    ],
+    "points", [[(0, 1.0), (1, 2.0), (2, 1.0), (31, 2.0)], [(3, 1.9), (9, 1.0), (12, 1.7), (20, 1.2), (30, 1.4)]]
 )
 def test_a_bezier_curve_gives_what_a_dense_sampling_of_it_gives(points):
     assert layer_factors("bezier", points, 32) == pytest.approx(densely(points, 32), abs=1e-5)
-
-
-@pytest.mark.parametrize("ys", [[1.1, 1.9], [1.0, 1.8, 1.3, 1.6]], ids=["straight line", "cubic"])
-def test_a_bezier_curve_with_evenly_spaced_x_is_the_polynomial(ys):
-    expected = [bernstein(ys, h / 15) for h in range(16)]
-    assert layer_factors("bezier", [(4 + 5 * k, y) for k, y in enumerate(ys)], 16) == pytest.approx(expected, abs=1e-12)
 
 
 def test_linear_and_step_read_off_by_hand():

@@ -49,12 +49,6 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
             assert not heading or heading in anchors(file), f"{target}#{heading}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_no_line_of_text_begins_with_a_comment(page):
-    """Markdown takes such a line for HTML, and shows its code as it was typed."""
-    assert not re.search(r"^<!--.*-->.*`", page.read_text(encoding="utf-8"), re.M)
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if programs(page)], ids=name)
 @pytest.mark.usefixtures("threads")
 def test_the_programs_of_a_page_run_from_its_top_to_its_bottom(page, tmp_path, monkeypatch):

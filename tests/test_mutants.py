@@ -5,8 +5,9 @@ import pytest
 import mutants
 
 
-@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.claim)
-def test_every_fault_can_be_planted_and_names_tests_that_exist(mutant):
+@pytest.mark.parametrize("claim", mutants.MUTANTS)
+def test_every_fault_can_be_planted_and_names_tests_that_exist(claim):
+    mutant = mutants.MUTANTS[claim]
     assert (mutants.REPOSITORY / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
     for test in mutant.tests:
         file, _, name = test.partition("::")

@@ -1,8 +1,6 @@
 """``benchmarks/results.py``: the pages say what was measured, computed from each question's scores."""
 
 import json
-import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,18 +102,3 @@ def test_a_rows_scores_are_those_that_its_command_logs(monkeypatch):
     found = bench.measure(OURS)
     assert (found["questions"], found["scores"]) == ("7 0", {"0": "70", "100": "11"})
     assert " ".join(ran[0][1:]).startswith(f"-m {OURS.command} --batch_size 16 --log_samples")
-
-
-@pytest.mark.slow
-def test_a_row_measured_again_has_the_scores_that_are_kept():
-    row = replace(bench.TABLES["smaller"][0][2], n=2)
-    found, kept = bench.measure(row), Results(bench.STORE).scores(bench.TABLES["smaller"][0][2])
-    assert {name: [100.0 * int(score) for score in column] for name, column in found["scores"].items()} == (
-        kept.loc[found["questions"].split()].to_dict("list")
-    )
-
-
-def test_a_command_that_fails_is_named_in_a_line(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(UserError, match="lm_eval --model ms_poe --tasks kv_retrieval --limit 2 ended with status 1"):
-        bench.measure(Row("", "kv_retrieval", 2, model="ms_poe"))

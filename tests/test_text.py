@@ -3,7 +3,6 @@
 import html as entities
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -22,13 +21,6 @@ def test_markdown_shows_any_text_as_it_is(text: str) -> None:
         shown = entities.unescape(re.sub("<[^>]*>", "", rendered)).replace("\u2060", "")
         assert terminal(text).strip() in shown
         assert not re.search("<(?!/?(p|ul|li|h3|table|thead|tbody|tr|th|td)\\b)", rendered)
-
-
-@pytest.mark.parametrize("text", ["http://x.y", "ftp://x.y", "www.x.y", "WWW.x.y", "a@b.cc", "@name"])
-def test_markdown_leaves_nothing_that_github_makes_a_link_of(text: str) -> None:
-    links = re.compile(r"(?<!\\)://|www\.|@[a-z]", re.IGNORECASE)
-    assert links.search(text)
-    assert not links.search(markdown(text))
 
 
 @given(st.text(max_size=30))

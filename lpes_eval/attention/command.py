@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
-from lpes_eval.compare.tables import finite, text_table
+from lpes_eval.compare.tables import finite
 from lpes_eval.flags import at_least, mapping, model_args
 
 
@@ -28,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
     add("--questions", type=at_least(1), default=8, metavar="N", help="at every position (default: 8)")
     add("--metadata", type=mapping, default={}, metavar="ARGS", help="settings of the task: num_keys=25, or JSON")
     add("--model_args", type=model_args, default={}, metavar="ARGS", help="as for lm_eval: dtype=float16,...")
-    add("--apply_chat_template", action="store_true", help="use the model's template")
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cpu, mps")
     add("-o", "--output", type=Path, default=Path("attention"), metavar="DIR",
         help="folder for attention.json and the picture (default: attention)")  # fmt: skip
@@ -42,21 +40,18 @@ def run(arguments: argparse.Namespace) -> int:
     from lpes_eval import factors, methods
     from lpes_eval.attention.measure import REGIONS, load, measure, prompts
     from lpes_eval.files import write_atomically
-    from lpes_eval.report import figures, sources
+    from lpes_eval.report import figures
 
     sets = {"plain": None, **{str(given): factors.parse(given) for given in arguments.factors}}
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    TemporaryFile(dir=arguments.output).close()  # a folder that cannot be written to is known before a model is loaded
     device = {"device": arguments.device} if arguments.device else {}
     task = load(arguments.task, arguments.metadata)
     lm = methods.load("lpes")(pretrained=arguments.model, **device, **arguments.model_args)
     lm.note_carried_factors()
-    read = list(prompts(lm, task, arguments.questions, arguments.apply_chat_template))
+    read = list(prompts(lm, task, arguments.questions))
     with Progress(transient=True) as progress:
         bar = progress.add_task("reading prompts", total=len(read) * len(sets))
         measured = measure(lm, sets, read, lambda: progress.advance(bar))
     data = {
-        "format": sources.ATTENTION,
         **{name: getattr(arguments, name) for name in ("model", "task", "metadata")},
         "questions": len(read) // len(task.positions),
         "positions": sorted({prompt.position for prompt in read}),
@@ -66,19 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     }
     path = arguments.output / "attention.json"
     write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
-    figures.attention("attention", data).save(arguments.output)
-    print(table(data))
-    print(f"\n{path}, and a picture beside it. lpes-eval report takes the folder as one of its inputs.")
+    figures.attention(data).save(arguments.output)
+    print(f"{path}, and a picture beside it")
     return 0
-
-
-def table(data: Any) -> str:
-    """The shares by layer, as text."""
-    rows = []
-    for name, one in data["sets"].items():
-        for h, shares in zip(one["layers"], one["shares"], strict=True):
-            factor = f"{one['factors'][h]:.3f}" if one["factors"] else "1"
-            rows.append([name, str(h), factor, *(f"{100 * share:.1f}" for share in shares)])
-    asked = f"{data['questions']} questions at {len(data['positions'])} positions, up to {data['tokens']:,} tokens"
-    title = f"{data['model']}, {data['task']}: {asked}. Attention of the answer's tokens in percent, mean over heads"
-    return f"{title}\n{text_table(['factors', 'layer', 'factor', *data['regions']], rows)}"

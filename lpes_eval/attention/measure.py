@@ -23,7 +23,6 @@ from lpes_eval import rope
 from lpes_eval.decoder import device_of, find_decoder
 from lpes_eval.errors import PromptTooLong, UnsupportedModel, UserError
 from lpes_eval.factors import Factors
-from lpes_eval.harness.budget import require_chat_template
 from lpes_eval.harness.segments import Segment, join
 
 if TYPE_CHECKING:
@@ -59,17 +58,15 @@ def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
     raise UserError(f"--task {name}: {wrong}; expected one by position, such as kv_retrieval or mdqa_pos")
 
 
-def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator[Prompt]:
+def prompts(lm: Any, task: PositionTask, questions: int) -> Iterator[Prompt]:
     """The prompts of so many questions at every position that the task has.
 
     ``UserError``: a tokenizer that does not say where its tokens stand, or a prompt that does not fit the window.
     """
-    if chat:
-        require_chat_template(lm)
     for doc in list(task.test_docs())[:questions]:
         for position in task.positions:
             answer = task.config.target_delimiter + task.written(doc, position)
-            prompt = _prompt(lm, position, task.segments(doc, position), answer, chat)
+            prompt = _prompt(lm, position, task.segments(doc, position), answer)
             if len(prompt.tokens) > lm.max_length:
                 size = f"a prompt and its answer of {len(prompt.tokens)} tokens; the model's window is {lm.max_length}"
                 way_out = "Take a shorter one (--metadata), or a longer window (--model_args max_length=)"
@@ -77,28 +74,24 @@ def prompts(lm: Any, task: PositionTask, questions: int, chat: bool) -> Iterator
             yield prompt
 
 
-def _prompt(lm: Any, position: float, segments: list[Segment], answer: str, chat: bool) -> Prompt:
+def _prompt(lm: Any, position: float, segments: list[Segment], answer: str) -> Prompt:
     """The prompt of an instruction, items and a question, in this order."""
     text = join(segments)
-    whole = lm.apply_chat_template([{"role": "user", "content": text}]) if chat else text
-    before, is_there, _ = whole.partition(text)
-    if not is_there:
-        raise UserError("the model's chat template changes the text of a prompt; leave --apply_chat_template out")
-    ids, starts = located(lm, whole + answer, False if chat else None)
-    items = items_of(starts, segments, len(before))
+    ids, starts = located(lm, text + answer)
+    items = items_of(starts, segments, 0)
     within = [k for k, item in enumerate(items) if 0 <= item < len(segments) - 2]
     ends = [len(within) * third // 3 for third in range(4)]
     gold = next(i for i, item in enumerate(segments[1:]) if item.label == "gold")
     regions = [within[ends[third] : ends[third + 1]] for third in range(3)]
     regions.append([k for k in within if items[k] == gold])
-    return Prompt(position, ids, sum(start >= len(whole) for start in starts), regions)
+    return Prompt(position, ids, sum(start >= len(text) for start in starts), regions)
 
 
-def located(lm: Any, text: str, special: bool | None = None) -> tuple[list[int], list[int]]:
-    """The tokens of a text, with ``special`` ones or not as ``hf`` adds them, and where in the text each begins."""
+def located(lm: Any, text: str) -> tuple[list[int], list[int]]:
+    """The tokens of a text, with the special ones that ``hf`` adds, and where in the text each begins."""
     if not lm.tokenizer.is_fast:
         raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
-    ids = lm.tok_encode(text, add_special_tokens=special)
+    ids = lm.tok_encode(text)
     plain = lm.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     added = len(ids) - len(plain["input_ids"])
     if ids[added:] != plain["input_ids"]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lpes_eval.compare.results import Model, Results, Task, well_formed
+from lpes_eval.compare.results import Results, Task, well_formed
 from lpes_eval.compare.tables import finite
 from lpes_eval.entries import typed
 from lpes_eval.files import entry, read_json, write_output
 
 FORMAT = "lpes-eval baseline"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MARK = f'"format": "{FORMAT}"'
 """What tells a baseline, of any version, damaged or not, from other files."""
 
@@ -24,10 +23,9 @@ def save(results: Results, path: str | Path) -> None:
     data = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "model": asdict(results.model),
+        "model": results.model,
         "provenance": results.provenance,
-        "tasks": {name: _packed(task) for name, task in results.tasks.items()},
-        "subtasks": {name: _packed(task) for name, task in results.subtasks.items()},
+        "tasks": {name: _packed(task) for name, task in results.leaves.items()},
     }
     write_output(path, json.dumps(finite(data), indent=1, allow_nan=False) + "\n", MARK)
 
@@ -35,22 +33,20 @@ def save(results: Results, path: str | Path) -> None:
 def load(path: str | Path) -> Results:
     """Read a baseline; ``DataError`` where the file is none, is damaged, or of another version of the format."""
     path = Path(path)
-    with well_formed(path, "damaged baseline", "restore the file, or delete it and write it again with --update"):
+    with well_formed(path, "damaged baseline", "restore it, or write it with --update"):
         data = entry(read_json(path))
         if (version := (data.get("format"), data.get("format_version"))) != (FORMAT, FORMAT_VERSION):
             raise ValueError(f"'format' and 'format_version' are {version}, expected {(FORMAT, FORMAT_VERSION)}")
-        tasks, subtasks = (
-            {name: _unpacked(entry(data, kind, name)) for name in entry(data, kind)} for kind in ("tasks", "subtasks")
-        )
+        tasks = {name: _unpacked(entry(data, "tasks", name)) for name in entry(data, "tasks")}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no tasks, or none with metrics")
-        model = typed(data["model"], Model, "model")
-        return Results(path, model, None, entry(data, "provenance"), tasks, subtasks)
+        model = typed(data["model"], str, "model")
+        return Results(path, model, None, entry(data, "provenance"), tasks, tasks)
 
 
 def _packed(task: Task) -> dict[str, Any]:
     """The task as plain data; right-or-wrong scores as a string of 1 and 0."""
-    names = ("version", "data", "examples", "documents", "prompts", "members")
+    names = ("version", "data", "examples", "documents", "prompts")
     data: dict[str, Any] = {name: getattr(task, name) for name in names} | {"metrics": {}}
     for key, metric in task.metrics.items():
         packed = data["metrics"][key] = vars(metric) | {"by_question": metric.by_question and {}}

@@ -1,12 +1,11 @@
-"""Paired differences between runs of lm-eval on the same examples, as data."""
+"""Paired differences between two runs of lm-eval on the same examples, as data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from string import ascii_uppercase as LETTERS
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lpes_eval.compare import tables
 from lpes_eval.compare.results import Results, mismatch
@@ -37,40 +36,31 @@ class Row:
         scores = tables.score(d.a), tables.score(d.b), tables.signed(d.difference)
         return (self.label, *scores, interval, tables.p_value(d.p), tables.p_value(self.p_holm))
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
-        d = self.difference
-        numbers = {name: getattr(d, name) for name in ("a", "b", "difference", "p", "method")}
-        return {"row": self.label, "interval": [d.low, d.high], "p_holm": self.p_holm, **numbers}
-
 
 @dataclass(frozen=True)
 class Section:
-    """One metric of one task in A and in another run, which its letter names."""
+    """One metric of one task."""
 
     task: str
     metric: str
-    letter: str
     questions: int
     rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs by letter, the first of them A; the differences of each other one from A; and notes for a reader."""
+    """Two runs, what differs, and notes for a reader."""
 
-    runs: Mapping[str, Results]
+    a: Results
+    b: Results
     sections: Sequence[Section]
     notes: Sequence[str]
-    confidence: float
 
 
-def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_differ: bool = False) -> Comparison:
-    """Compare runs with a first one, question by question; positive differences are in favour of the others.
+def compare(a: Results, b: Results, *, prompts_may_differ: bool = False) -> Comparison:
+    """Compare two runs, question by question; positive differences are in favour of ``b``.
 
-    ``confidence`` is the coverage of the intervals. ``prompts_may_differ`` compares the same examples in other prompts,
-    such as with and without a chat template.
+    ``prompts_may_differ`` compares the same examples in other prompts, such as with and without a chat template.
 
     Returns:
         A section for each metric of each task that both runs have; Holm's adjustment runs over the rows of all.
@@ -80,18 +70,11 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     """
     from lpes_eval.compare.statistics import holm
 
-    runs = dict(zip(LETTERS, (a, *others), strict=False))
-    sections: list[Section] = []
     notes: list[str] = []
-    for letter, b in zip(LETTERS[1:], others, strict=False):
-        of_pair: list[str] = []
-        common = _common(a, b, prompts_may_differ)
-        found = list(_sections(a, letter, b, confidence, common, of_pair))
-        if not found:
-            reason = "the tasks in common have no score in common that is an average over single samples"
-            raise UserError(f"{a.path} and {b.path}: {reason}")
-        sections += found
-        notes += [f"{letter} − A: {note}" if len(others) > 1 else note for note in of_pair]
+    sections = list(_sections(a, b, _common(a, b, prompts_may_differ), notes))
+    if not sections:
+        reason = "the tasks in common have no score in common that is an average over single samples"
+        raise UserError(f"{a.path} and {b.path}: {reason}")
     if few := sorted({section.questions for section in sections if section.questions < FEW_QUESTIONS}):
         notes.append(
             f"Fewer than {FEW_QUESTIONS} questions ({', '.join(map(str, few))}): p-values of positions and of the mean "
@@ -100,7 +83,7 @@ def compare(a: Results, *others: Results, confidence: float = 0.95, prompts_may_
     rows = [row for section in sections for row in section.rows]
     for row, adjusted in zip(rows, holm([row.difference.p for row in rows]), strict=True):
         row.p_holm = adjusted
-    return Comparison(runs, sections, notes, confidence)
+    return Comparison(a, b, sections, notes)
 
 
 def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
@@ -114,48 +97,28 @@ def _common(a: Results, b: Results, prompts_may_differ: bool) -> list[str]:
             way_out = "run lm_eval with --log_samples and --output_path, and keep the files together"
             raise UserError(f"{unlogged.path}: no samples of {name} beside it; {way_out}")
         if reason := mismatch(a.tasks[name], b.tasks[name], prompts_may_differ=prompts_may_differ):
-            raise UserError(f"{name} in {a.path} and {b.path}: {reason}")
+            hint = "; --other-prompts compares them all the same" if "other prompts" in reason else ""
+            raise UserError(f"{name} in {a.path} and {b.path}: {reason}{hint}")
     return common
 
 
-def _sections(
-    a: Results, letter: str, b: Results, confidence: float, common: Sequence[str], notes: list[str]
-) -> Iterator[Section]:
-    """A section for each metric that two runs have; ``notes`` are added to."""
-    from lpes_eval.compare.statistics import compare_paired, smallest_effect
+def _sections(a: Results, b: Results, common: Sequence[str], notes: list[str]) -> Iterator[Section]:
+    """A section for each metric that both runs have; ``notes`` are added to."""
+    from lpes_eval.compare.statistics import compare_paired
 
-    in_a, in_b = ({*_names(run, common)} for run in (a, b))
-    for one, alone in (("A", in_a - in_b), (letter, in_b - in_a)):
-        notes += [f"Only in {one}, not compared: {tables.some(sorted(alone))}."] if alone else []
+    for side, run in (("A", a), ("B", b)):
+        if alone := [name for name in run.tasks if name not in common]:
+            notes.append(f"Only in {side}, not compared: {tables.some(alone)}.")
     for name in common:
-        if members := a.tasks[name].members:
-            notes.append(f"{name}: all samples of its {len(members)} tasks together.")
         for key, metric in a.tasks[name].metrics.items():
             other, shown = b.tasks[name].metrics.get(key), key.removesuffix(",none")
             labels = [label for label in metric.values if other and label in other.values]
-            if other is None or not labels:
+            if other is None or not labels or metric.by_question is None or other.by_question is None:
+                notes.append(f"{name}, {shown}: not an average of scores of single samples in both; not compared.")
                 continue
-            if metric.by_question is None or other.by_question is None:
-                notes.append(f"{name}, {shown}: not an average of scores of single samples; not compared.")
-                continue
-            scores = metric.matrix(labels), other.matrix(labels)
-            # Of fewer than six questions no difference of means has p < 0.05.
-            if len(scores[0]) >= 6 and (least := smallest_effect(*scores)) > 0:
-                effect = f"a true difference of {least:.3f} would be found (p < 0.05) 4 times in 5"
-                notes.append(f"{name}, {shown}: {effect}.")
             up = metric.higher_is_better is not False
-            paired = compare_paired(*scores, higher_is_better=up, confidence=confidence)
+            paired = compare_paired(metric.matrix(labels), other.matrix(labels), higher_is_better=up)
             differences = dict(zip(labels, paired.positions, strict=True))
             if len(labels) > 1:
                 differences |= {"mean": paired.mean, "worst": paired.worst, "spread": paired.spread}
-            yield Section(name, shown, letter, paired.questions, [Row(*row) for row in differences.items()])
-
-
-def _names(run: Results, common: Sequence[str]) -> Iterator[str]:
-    """A run's tasks that are not in common, and of the others each score that is a number."""
-    yield from (name for name in run.tasks if name not in common)
-    for name in common:
-        for key, metric in run.tasks[name].metrics.items():
-            for label, value in metric.values.items():
-                if not math.isnan(value):
-                    yield f"{name}, {key.removesuffix(',none')}" if label == "all" else f"{name} at {label}"
+            yield Section(name, shown, paired.questions, [Row(*row) for row in differences.items()])

@@ -11,24 +11,21 @@ from lpes_eval.compare.results import Results, Sample, label_of, position_of
 from lpes_eval.compare.tables import Table
 from lpes_eval.data import documents, kv
 
-LONGEST_ANSWER = 1_000
 SHOWN, CELL = 20, 60
 """Flips of a score, and characters of a text, that a table has."""
 HEADER = ("flip", "position", "question", "expected", "before", "after")
 
-Flip = dict[str, Any]
-"""A sample whose score differs between two runs: whether it got ``better``, its ``position`` (empty where there are
-none), ``question`` and ``expected`` answer, ``scores`` and ``answers`` before and after (a baseline has no answers).
-"""
+Flip = tuple[str, ...]
+"""A sample whose score differs between two runs, as the texts that ``HEADER`` names."""
 
 
 def of(comparison: Comparison) -> Iterator[tuple[Section, list[Flip]]]:
-    """The samples that flipped, of each run and each task in its first metric."""
-    first: dict[tuple[str, str], Section] = {}
+    """The samples that flipped, of each task in its first metric."""
+    first: dict[str, Section] = {}
     for section in comparison.sections:
-        first.setdefault((section.letter, section.task), section)
-    for (letter, task), section in first.items():
-        yield section, flipped(comparison.runs["A"], comparison.runs[letter], task, section.metric)
+        first.setdefault(section.task, section)
+    for task, section in first.items():
+        yield section, flipped(comparison.a, comparison.b, task, section.metric)
 
 
 def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
@@ -37,46 +34,38 @@ def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
     """
     key = key if "," in key else f"{key},none"
     metric, _, filter_name = key.partition(",")
-    task_a, task_b = a.every_task[task], b.every_task[task]
+    task_a, task_b = a.tasks[task], b.tasks[task]
     before, after = task_a.metrics[key], task_b.metrics[key]
-    samples_b = task_b.samples[filter_name]
-    samples_a: Sequence[Sample | None] = task_a.samples.get(filter_name) or [None] * len(samples_b)
+    samples_a, samples_b = task_a.samples[filter_name], task_b.samples[filter_name]
     flips = []
     for label in (label for label in before.values if label in after.values):
         place = None if label == "all" else [*map(label_of, task_b.positions)].index(label)
         scores = zip(samples_a, samples_b, before.scores(label), after.scores(label), strict=True)
         for sample_a, sample_b, was, is_now in scores:
-            if was == is_now:
-                continue
-            question, expected = _asked(sample_b, label, place)
-            flip = {
-                "better": (is_now > was) == (before.higher_is_better is not False),
-                "position": "" if label == "all" else label,
-                "scores": (was, is_now),
-                "question": " ".join(question.split()),
-                "expected": _short(expected),
-                "answers": ["" if each is None else _answer(each, place, metric) for each in (sample_a, sample_b)],
-            }
-            flips.append(flip)
+            if was != is_now:
+                better = (is_now > was) == (before.higher_is_better is not False)
+                answers = (_answer(each, place, metric) for each in (sample_a, sample_b))
+                texts = (*_asked(sample_b, label, place), *answers)
+                place_text = "" if label == "all" else label
+                flips.append(("better" if better else "worse", place_text, *(" ".join(text.split()) for text in texts)))
     return flips
 
 
 def table(flips: Sequence[Flip], task: str, title: str) -> Table:
     """The flips of one score as a table, the worse ones first, ``SHOWN`` at most."""
-    better = sum(flip["better"] for flip in flips)
+    better = sum(flip[0] == "better" for flip in flips)
     rest = f", the first {SHOWN} of them" if len(flips) > SHOWN else ""
-    title = f"{title}: {better} flipped to better, {len(flips) - better} to worse{rest}"
-    shown = sorted(flips, key=lambda flip: bool(flip["better"]))[:SHOWN]
-    rows = []
-    for flip in shown:
-        texts = (flip["question"][-CELL:], flip["expected"], *flip["answers"])
-        lines = (" ".join(text.split()) for text in texts)
-        cells = (line if len(line) <= CELL else f"{line[:CELL]}…" for line in lines)
-        rows.append(("better" if flip["better"] else "worse", flip["position"], *cells))
-    return Table(f"{task}, {title}", HEADER, rows, len(HEADER), {"task": task, "metric": title, "rows": shown})
+    title = f"{task}, {title}: {better} flipped to better, {len(flips) - better} to worse{rest}"
+    shown = sorted(flips, key=lambda flip: flip[0] == "better")[:SHOWN]
+    cut = [(*flip[:2], flip[2][-CELL:], *map(_cut, flip[3:])) for flip in shown]
+    return Table(title, HEADER, cut, len(HEADER))
 
 
-def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, Any]:
+def _cut(text: str) -> str:
+    return text if len(text) <= CELL else f"{text[:CELL]}…"
+
+
+def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, str]:
     """The question and the expected answer of a sample at a label.
 
     The benchmarks by position have them in their documents; of others they are the prompt's end and what was logged.
@@ -84,10 +73,10 @@ def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, Any]:
     for make in (kv.Question, documents.Example.of):
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # another benchmark
             example, position = make(**sample.doc), position_of(label)
-            return example.segments(position)[-1].text, example.target(position)
+            return example.segments(position)[-1].text, _shown(example.target(position))
     prompts = [text for text, _ in _of_place(sample.requests, place)]
     choices = {str(i): ending for i, (_, ending) in enumerate(sample.requests)} if _likelihoods(sample) else {}
-    return "\n\n".join(dict.fromkeys(prompts))[-300:], choices.get(str(sample.target), sample.target)
+    return "\n\n".join(dict.fromkeys(prompts)), _shown(choices.get(str(sample.target), sample.target))
 
 
 def _of_place(items: Sequence[Any], place: int | None) -> Sequence[Any]:
@@ -113,11 +102,10 @@ def _answer(sample: Sample, place: int | None, metric: str) -> str:
         choices = [str(ending) for _, ending in sample.requests]
         if metric.startswith("acc_norm"):  # by a choice's characters, the delimiter before it left out
             likelihoods = [one / max(len(end.lstrip()), 1) for one, end in zip(likelihoods, choices, strict=True)]
-        return _short(choices[likelihoods.index(max(likelihoods))])
+        return _shown(choices[likelihoods.index(max(likelihoods))])
     answers = _of_place(sample.answers, place)
-    return _short(answers if place is None else answers[0])
+    return _shown(answers if place is None else answers[0])
 
 
-def _short(value: Any) -> str:
-    text = " | ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]} ..."
+def _shown(value: Any) -> str:
+    return " | ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

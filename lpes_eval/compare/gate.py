@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 ALPHA = 0.01
 TOLERANCE = 0.001
-
-
-class NotComparable(UserError):
-    """The run and the baseline are of other tasks, examples or models."""
-
-    exit_status = 4
-
-    def __init__(self, baseline: Results, now: Results, reason: str) -> None:
-        super().__init__(f"{now.path} against {baseline.path}: {reason}")
+BY_SIZE = "by size"
 
 
 class Outcome(StrEnum):
@@ -45,15 +37,13 @@ class Options:
 
     ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``, in the score's unit, never
     fails. A mean over positions, or a score without positions, that gets worse by more than ``max_drop`` fails also if
-    chance explains it. ``strict`` fails what cannot be tested. ``other_model`` and ``other_prompts`` allow these.
+    chance explains it. ``strict`` fails what cannot be tested.
     """
 
     alpha: float = ALPHA
     tolerance: float = TOLERANCE
     max_drop: float | None = None
     strict: bool = False
-    other_model: bool = False
-    other_prompts: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,8 +52,8 @@ class Row:
 
     ``metric`` is ``METRIC,FILTER``; ``label`` a position (``"50 %"``), ``"mean"``, ``"worst"``, ``"spread"``, or
     ``"all"``. ``questions`` were tested at ``level``; where none were, they are 0 and p is NaN. ``allowed`` is the
-    largest change for the worse that passes, negative where that is a fall. ``by_size`` says that ``max_drop`` decided
-    and not the test, ``why`` what made it missing or not testable.
+    largest change for the worse that passes, negative where that is a fall. ``why`` says what made it missing or not
+    testable, or ``by size`` where ``max_drop`` decided and not the test.
     """
 
     task: str
@@ -74,7 +64,6 @@ class Row:
     level: float
     allowed: float
     outcome: Outcome
-    by_size: bool
     fails: bool
     why: str
 
@@ -85,7 +74,6 @@ class Verdict:
 
     baseline: Results
     now: Results
-    options: Options
     rows: Sequence[Row]
     notes: Sequence[str]
 
@@ -104,40 +92,29 @@ class Verdict:
         worse, missing, untested = map(self.count, (Outcome.WORSE, Outcome.MISSING, Outcome.NOT_TESTABLE))
         parts = [f"{worse} of {len(self.rows)} scores got worse" if worse else "nothing got worse beyond chance"]
         parts += [f"{missing} are missing"] if missing else []
-        if untested:
-            fails = any(row.fails and row.outcome == Outcome.NOT_TESTABLE for row in self.rows)
-            parts.append(f"{untested} could not be tested" + (", which fails under --strict" if fails else ""))
-        tested = sum(not math.isnan(row.change.p) for row in self.rows)
-        drop = self.options.max_drop
-        besides = "" if drop is None else f", or wherever a mean drops by more than {drop:g}"
-        rate = f"a mere rerun fails at most once in {1 / self.options.alpha:.0f}{besides}"
-        return f"{'; '.join(parts)} ({tested} tested; {rate})"
+        parts += [f"{untested} could not be tested"] if untested else []
+        return "; ".join(parts)
 
 
 def regress(baseline: Results, now: Results, options: Options = Options()) -> Verdict:
-    """Hold a run against a baseline, score by score; ``NotComparable`` where nothing can be tested.
+    """Hold a run against a baseline, score by score; ``UserError`` where nothing can be tested.
 
     The m scores with samples in both runs are tested at the level ``alpha / m`` each (Bonferroni), so that a rerun of
     the same model fails with a probability of at most ``alpha``, however many tasks there are.
     """
-    if not (options.other_model or baseline.model.is_same(now.model)):
-        models = f"another model: the baseline is of {baseline.model}, the run of {now.model}"
-        way_out = "--other-model compares them on purpose, --update starts anew"
-        raise NotComparable(baseline, now, f"{models}; {way_out}")
-    scores = list(_scores(baseline, now, options))
+    scores = list(_scores(baseline, now))
     tests = sum(len(score.labels) for score in scores if score.questions)
     level = options.alpha / max(tests, 1)
-    testable = {score.task for score in scores if score.is_testable(level)}
-    testable |= {name for name, task in baseline.every_task.items() if task.members and testable >= {*task.members}}
-    rows = [row for score in scores for row in score.rows(level, options, score.task in testable)]
+    rows = [row for score in scores for row in score.rows(level, options)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
         reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
         if tests:
-            few = f"{max(score.questions for score in scores)} questions are too few: at alpha {options.alpha:g}"
-            loss = f"over {tests} tests not even the loss of every answer could be told from chance"
-            reason = f"{few} {loss}; evaluate at least {fewest_lost(level)}"
-        raise NotComparable(baseline, now, reason)
-    return Verdict(baseline, now, options, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
+            few = (
+                f"{max(score.questions for score in scores)} questions are too few to tell the loss of all from chance"
+            )
+            reason = f"{few}; evaluate at least {fewest_lost(level)}"
+        raise UserError(f"{now.path} against {baseline.path}: {reason}")
+    return Verdict(baseline, now, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
 
 
 def fewest_lost(level: float) -> int:
@@ -193,8 +170,8 @@ class _Score:
         moved = zip(was, now, signs, strict=False)
         return [Change(old, new, (new - old) * sign, math.inf, math.nan, math.nan) for old, new, sign in moved]
 
-    def rows(self, level: float, options: Options, others_are_tested: bool) -> Iterator[Row]:
-        """A row for each label; ``others_are_tested`` where other metrics are tested on the same samples."""
+    def rows(self, level: float, options: Options) -> Iterator[Row]:
+        """A row for each label."""
         of_all = "mean" if len(self.labels) > 1 else self.labels[0]
         for label, change in zip(self.labels, self.changes(level), strict=True):
             if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
@@ -204,35 +181,33 @@ class _Score:
             allowed = max(options.tolerance, min(change.allowed, math.inf if max_drop is None else max_drop))
             if label != "spread" and self.old.higher_is_better is not False:
                 allowed = -allowed
-            outcome, by_size, why = self._judged(change, level, options.tolerance, max_drop)
+            outcome, why = self._judged(change, level, options.tolerance, max_drop)
             fails = outcome in (Outcome.WORSE, Outcome.MISSING)
             if outcome == Outcome.NOT_TESTABLE and options.strict:
                 is_no_average = self.logged and not (self.old.by_question or (self.new and self.new.by_question))
-                is_harmless = is_no_average and others_are_tested and change.worsening <= options.tolerance
+                is_harmless = is_no_average and change.worsening <= options.tolerance
                 fails = math.isnan(change.old) or (options.max_drop is None and not is_harmless)
-            yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, by_size, fails, why)
+            yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, fails, why)
 
-    def _judged(
-        self, change: Change, level: float, tolerance: float, max_drop: float | None
-    ) -> tuple[Outcome, bool, str]:
-        """The outcome, whether the size of the drop decided it, and why it is missing or not testable."""
+    def _judged(self, change: Change, level: float, tolerance: float, max_drop: float | None) -> tuple[Outcome, str]:
+        """The outcome, and why."""
         if math.isnan(change.old):
-            return Outcome.NOT_TESTABLE, False, "no number in the baseline"
+            return Outcome.NOT_TESTABLE, "no number in the baseline"
         if math.isnan(change.new):
-            return Outcome.MISSING, False, "the run has no number for it"
+            return Outcome.MISSING, "the run has no number for it"
         # averages of the same drop differ in their last bits
         if max_drop is not None and change.worsening > max(max_drop, tolerance) + 1e-9:
-            return Outcome.WORSE, True, ""
+            return Outcome.WORSE, BY_SIZE
         if change.p <= level and change.worsening > tolerance:
-            return Outcome.WORSE, False, ""
+            return Outcome.WORSE, ""
         if change.p_better <= level and -change.worsening > tolerance:
-            return Outcome.BETTER, False, ""
+            return Outcome.BETTER, ""
         if max_drop is not None or not math.isnan(change.p):
-            return Outcome.OK, math.isnan(change.p), ""
+            return Outcome.OK, BY_SIZE if math.isnan(change.p) else ""
         if self.questions:
-            return Outcome.NOT_TESTABLE, False, f"fewer than {fewest_lost(self.one_sided(level))} questions"
+            return Outcome.NOT_TESTABLE, f"fewer than {fewest_lost(self.one_sided(level))} questions"
         why = "not an average over its samples" if self.logged else "no samples in one of the runs"
-        return Outcome.NOT_TESTABLE, False, why
+        return Outcome.NOT_TESTABLE, why
 
 
 def _with_summaries(values: list[float], up: bool) -> list[float]:
@@ -242,16 +217,16 @@ def _with_summaries(values: list[float], up: bool) -> list[float]:
     return [*values, fmean(values), min(values) if up else max(values), max(values) - min(values)]
 
 
-def _scores(baseline: Results, now: Results, options: Options) -> Iterator[_Score]:
-    """Every metric of every task and group of the baseline, with that of the run."""
-    there = now.every_task
-    if not baseline.every_task.keys() & there.keys():
-        reason = f"the baseline has {some([*baseline.every_task])}, the run has not; run the same tasks, or --update"
-        raise NotComparable(baseline, now, reason)
-    for name, task in baseline.every_task.items():
-        again = there.get(name) if there.keys() >= {*task.members} else None
-        if again and (differs := mismatch(task, again, prompts_may_differ=options.other_prompts)):
-            raise NotComparable(baseline, now, f"{name}, baseline and run: {differs}; --update starts anew")
+def _scores(baseline: Results, now: Results) -> Iterator[_Score]:
+    """Every metric of every task of the baseline, with that of the run."""
+    there = now.leaves
+    if not baseline.leaves.keys() & there.keys():
+        names = some([*baseline.leaves])
+        raise UserError(f"{now.path}: has none of the baseline's tasks, {names}; run the same tasks, or --update")
+    for name, task in baseline.leaves.items():
+        again = there.get(name)
+        if again and (differs := mismatch(task, again)):
+            raise UserError(f"{name} in {baseline.path} and {now.path}: {differs}; --update starts anew")
         logged = bool(again and task.documents and again.documents)
         for key, metric in task.metrics.items():
             yield _Score(name, key, metric, again.metrics.get(key) if again else None, logged)
@@ -263,14 +238,14 @@ def _notes(rows: Sequence[Row], tests: int, level: float) -> Iterator[str]:
         yield f"{tests} tests at {level:.2g} each: of n questions, {loss}."
     reasons: dict[tuple[Outcome, str], dict[str, None]] = {}
     for row in rows:
-        if row.why:
+        if row.why and row.why != BY_SIZE:
             reasons.setdefault((row.outcome, row.why), {})[f"{row.task}, {row.metric.removesuffix(',none')}"] = None
     for (outcome, why), names in reasons.items():
         yield f"{some([*names])}: {outcome}, {why}."
 
 
 def _differences(baseline: Results, now: Results) -> Iterator[str]:
-    if new := [name for name in now.every_task if name not in baseline.every_task]:
+    if new := [name for name in now.leaves if name not in baseline.leaves]:
         yield f"Not in the baseline, not tested: {some(new)}."
     if baseline.model != now.model:
         yield f"Model: {baseline.model} in the baseline, {now.model} now."

@@ -7,22 +7,17 @@ import os
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from lpes_eval.compare import baseline, gate, results, tables
 from lpes_eval.compare.gate import Options, Outcome, Row, Verdict
 from lpes_eval.compare.results import Results
-from lpes_eval.errors import UserError
-from lpes_eval.files import check_output
+from lpes_eval.files import marker, write_output
 from lpes_eval.flags import amount, share
+from lpes_eval.text import terminal
 
 COMMAND = "lpes-eval regress"
 HEADER = ("", "baseline", "now", "change", "still passes", "p", "")
-
-
-class NoBaseline(UserError):
-    """There is no baseline file yet."""
-
-    exit_status = 3
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,15 +28,14 @@ def add_parser(subparsers: Any) -> None:
         description="Hold a run of lm_eval against a committed baseline. docs/regress.md says what is tested and how "
         "often a mere rerun fails.",
         epilog="exit status: 0 nothing got worse beyond chance; 1 something did, or is missing, or under --strict "
-        "could not be tested; 2 an error of use; 3 no baseline; 4 not comparable (another task version, model, source "
-        "or set of examples)",
+        "could not be tested; 2 no baseline, or not comparable (another task version, source or set of examples)",
     )
     add = parser.add_argument
     add("results", metavar="RESULTS", help="results JSON of lm_eval, or a folder: the newest in it")
     add("--baseline", metavar="FILE", type=Path, required=True, help="the committed baseline (JSON)")
     add("--update", action="store_true", help="write RESULTS to the baseline instead of testing them")
-    tables.add_outputs(parser, "json", "markdown", "junit")
-    add("--flips", action="store_true", help="list the samples that flipped, of each score that fell")
+    add("--markdown", metavar="FILE", help="write the tables as Markdown, too")
+    add("--junit", metavar="FILE", help="write JUnit XML, a test case for each row")
     add("--alpha", type=share, default=gate.ALPHA, help=f"false-alarm rate of the whole gate (default: {gate.ALPHA})")
     passes = f"a worsening up to this, in the score's own unit, never fails (default: {gate.TOLERANCE})"
     add("--tolerance", type=amount, default=gate.TOLERANCE, help=passes)
@@ -52,8 +46,6 @@ def add_parser(subparsers: Any) -> None:
     add("--max-drop", type=amount, metavar="X", help=drops)
     strict = "fail where a score cannot be tested (default: where the environment variable CI is set)"
     add("--strict", action=argparse.BooleanOptionalAction, default=bool(os.environ.get("CI")), help=strict)
-    add("--other-model", action="store_true", help="hold another model against the baseline on purpose")
-    add("--other-prompts", action="store_true", help="accept the same examples in other prompts")
     parser.set_defaults(run=run)
 
 
@@ -62,58 +54,54 @@ def run(arguments: argparse.Namespace) -> int:
     path, given = arguments.baseline, vars(arguments)
     options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
     if arguments.update:
-        check_output(path, baseline.MARK)
         return _update(results.read(arguments.results), path, options)
-    tables.check_outputs(COMMAND, arguments)
-    try:
-        now = results.read(arguments.results)
-        if not path.exists():
-            raise NoBaseline(f"{path}: no baseline there; write one with {COMMAND} RESULTS --baseline {path} --update")
-        verdict = gate.regress(baseline.load(path), now, options)
-    except UserError as error:
-        tables.publish(tables.Page(COMMAND, {}, (), (str(error),), "could not compare"), arguments, text=False)
-        raise
-    tables.publish(page_of(verdict, arguments.flips), arguments)
+    now = results.read(arguments.results)
+    verdict = gate.regress(baseline.load(path), now, options)
+    if arguments.junit:
+        write_output(arguments.junit, junit(verdict), marker(COMMAND))
+    tables.publish(page_of(verdict), arguments.markdown)
     return 1 if verdict.failed else 0
 
 
 def _update(now: Results, path: Path, options: Options) -> int:
-    verdict = gate.regress(now, now, options)  # refuses what no run could be held against
+    gate.regress(now, now, options)  # refuses what no run could be held against
     baseline.save(now, path)
-    hint = ""
-    if untested := verdict.count(Outcome.NOT_TESTABLE):
-        why = "too few questions, no number, no average over samples, or no --log_samples"
-        hint = f"; {untested} of its scores are not testable ({why})"
-    print(f"{path}: baseline of {len(now.every_task)} tasks written from {now.path}{hint}")
+    print(f"{path}: baseline of {len(now.leaves)} tasks written from {now.path}")
     return 0
 
 
-def page_of(verdict: Verdict, with_flips: bool = False) -> tables.Page:
+def page_of(verdict: Verdict) -> tables.Page:
     """Lay out what the gate says: a table for each metric of each task."""
-    from lpes_eval.compare import flips
-
     old, now = verdict.baseline, verdict.now
-    shown, changed = [], []
+    shown = []
     for (task, key), group in groupby(verdict.rows, lambda row: (row.task, row.metric)):
-        rows, metric = [*group], key.removesuffix(",none")
-        questions = rows[0].questions
-        title = f"{task}, {metric}" + (f", {questions} questions" if questions else "")
-        facts = {"task": task, "metric": metric, "questions": questions or None, "rows": [*map(_facts, rows)]}
-        shown.append(tables.Table(title, HEADER, [_cells(row) for row in rows], data=facts))
-        fell = {row.label for row in rows if row.questions and row.change.worsening > 0}
-        labels = {"" if label == "all" else label for label in fell - {"mean", "worst", "spread"}}
-        if with_flips and labels and not now.every_task[task].members:  # its tasks have the same flips
-            found = [flip for flip in flips.flipped(old, now, task, key) if flip["position"] in labels]
-            changed.append(flips.table(found, task, metric))
-    sides = {"baseline": (str(old.model), str(old.path)), "now": now.side}
-    return tables.Page(COMMAND, sides, shown, verdict.notes, verdict.headline, changed)
+        rows = [*group]
+        questions = f", {rows[0].questions} questions" if rows[0].questions else ""
+        title = f"{task}, {key.removesuffix(',none')}{questions}"
+        shown.append(tables.Table(title, HEADER, [_cells(row) for row in rows]))
+    sides = {"baseline": (old.model, str(old.path)), "now": now.side}
+    return tables.Page(COMMAND, sides, shown, verdict.notes, verdict.headline)
 
 
-def _facts(row: Row) -> dict[str, Any]:
-    change = row.change
-    numbers = {"baseline": change.old, "now": change.new, "change": change.new - change.old, "p": change.p}
-    names = ("allowed", "level", "outcome", "by_size", "fails", "why")
-    return {"row": row.label, **numbers, **{name: getattr(row, name) for name in names}}
+def junit(verdict: Verdict) -> str:
+    """JUnit XML, a test case a row."""
+    root = ElementTree.Element("testsuites")
+    root.append(ElementTree.Comment(marker(COMMAND)))
+    failures, skipped = sum(row.fails for row in verdict.rows), 0
+    suite = ElementTree.SubElement(root, "testsuite", name=COMMAND, tests=str(len(verdict.rows)))
+    for row in verdict.rows:
+        name = f"{row.task}.{row.metric.removesuffix(',none')}"
+        case = ElementTree.SubElement(suite, "testcase", classname=terminal(name), name=terminal(row.label))
+        outcome = "failure" if row.fails else "skipped" if row.outcome == Outcome.NOT_TESTABLE else ""
+        skipped += outcome == "skipped"
+        if outcome:
+            said = [f"{name} {cell}".strip() for name, cell in zip(HEADER[1:], _cells(row)[1:], strict=True)]
+            ElementTree.SubElement(case, outcome, message=terminal(", ".join(filter(None, [*said, row.why]))))
+    suite.set("failures", str(failures))
+    suite.set("skipped", str(skipped))
+    ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, verdict.notes))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -125,5 +113,5 @@ def _cells(row: Row) -> tuple[str, ...]:
         tables.signed(change.new - change.old),
         tables.signed(row.allowed),
         tables.p_value(change.p),
-        f"{outcome} by size" if row.by_size else outcome,
+        f"{outcome} {row.why}" if row.why == gate.BY_SIZE else outcome,
     )

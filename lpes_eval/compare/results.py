@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval import files, reference
+from lpes_eval import files
 from lpes_eval.errors import DataError, UserError
 from lpes_eval.files import entry
 
@@ -26,25 +26,6 @@ DATE = re.compile(r"_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d[.\d]*)$")
 NOT_THE_DATA = frozenset({"version", "config_source", "data_dir", "text_file", "location"})
 """Entries of a task's metadata that may differ between two runs on the same examples."""
 SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
-
-
-@dataclass(frozen=True)
-class Model:
-    """What was evaluated: lm-eval's model type, the name on the Hub or the last part of a path, and the parameters."""
-
-    kind: str
-    name: str
-    parameters: int | None
-
-    def __str__(self) -> str:
-        """As a message names it."""
-        size = "" if self.parameters is None else f", {self.parameters:,} parameters"
-        return f"{self.kind} {self.name or '(its default model)'}{size}"
-
-    def is_same(self, other: Model) -> bool:
-        """Whether both are one model, a shipped one under any of its names."""
-        a, b = (replace(model, name=reference.NAMES.get(model.name, model.name)) for model in (self, other))
-        return a == b
 
 
 @dataclass(frozen=True)
@@ -95,7 +76,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run, or a group of tasks (``members``): its questions, and what it scored.
+    """One task of a run, or a group of tasks: its questions, and what it scored.
 
     ``data`` is what the metadata says of the examples. ``documents`` is a digest of lm-eval's hashes of all documents
     and expected answers, ``prompts`` one of all prompts; both are None where no samples were logged. ``metrics`` are
@@ -108,7 +89,6 @@ class Task:
     documents: str | None
     prompts: str | None
     metrics: dict[str, Metric]
-    members: list[str] = field(default_factory=list)
     positions: list[float] = field(default_factory=list, compare=False)
     samples: dict[str, list[Sample]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -118,28 +98,21 @@ class Results:
     """One run of lm-eval: its file, the model, the factors as given and for each layer, and where the scores came from
     (date, packages, dtype, hashes).
 
-    In ``tasks`` a group whose scores are all averages over its tasks' samples (mmlu) stands for them; ``subtasks`` are
-    these tasks, and the groups whose scores are no such averages.
+    ``leaves`` are all tasks; in ``tasks`` a group whose scores are averages over samples (mmlu) stands for its tasks.
     """
 
     path: Path
-    model: Model
+    model: str
     factors: str | None
     provenance: Mapping[str, Any]
     tasks: Mapping[str, Task]
-    subtasks: Mapping[str, Task] = field(default_factory=dict)
+    leaves: Mapping[str, Task]
     per_layer: tuple[float, ...] = ()
-    seconds: float | None = None
-
-    @property
-    def every_task(self) -> dict[str, Task]:
-        """All tasks and groups that have scores."""
-        return {**self.tasks, **self.subtasks}
 
     @property
     def side(self) -> tuple[str, str]:
         """The model with its factors, and the file: what a report says of the run."""
-        return f"{self.model}, factors {self.factors}" if self.factors else str(self.model), str(self.path)
+        return f"{self.model}, factors {self.factors}" if self.factors else self.model, str(self.path)
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
@@ -160,7 +133,7 @@ def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | Non
         return f"another set of examples: the documents or the expected answers differ{because}"
     if a.prompts != b.prompts and not prompts_may_differ:
         why = because or " (a chat template, or text cut to another length)"
-        return f"the same examples in other prompts{why}; --other-prompts compares them all the same"
+        return f"the same examples in other prompts{why}"
     return None
 
 
@@ -203,11 +176,10 @@ def read(path: str | Path) -> Results:
         tasks = {name: _task(raw, name, _samples(path, name)) for name in names}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no scores of any task")
-        shown, behind = _with_groups(raw, tasks, children)
-        given, seconds = _factors(raw).get("given"), raw.get("total_evaluation_time_seconds")
-        given, seconds = None if given is None else str(given), None if seconds is None else float(seconds)
+        given = _factors(raw).get("given")
         per_layer = tuple(map(float, _factors(raw).get("per_layer") or ()))
-        return Results(path, _model(raw), given, _provenance(raw), shown, behind, per_layer, seconds)
+        shown = _with_groups(raw, tasks, children)
+        return Results(path, _model(raw), given and str(given), _provenance(raw), shown, tasks, per_layer)
 
 
 @contextmanager
@@ -256,14 +228,8 @@ def _metrics(
     positions: Sequence[float],
 ) -> dict[str, Metric]:
     """Every reported score, in one metric each: under its own name, or in that of its metric by position."""
-    # what samples have a number of is a metric, whatever it is called
-    logged = {f"{name},{key}" for key, lines in samples.items() for sample in lines for name in sample.scores}
-    scores, metrics = dict[str, float](), dict[str, Metric]()
-    for key, value in row.items():  # all but the standard errors of others
-        name, comma, filter_name = key.partition(",")
-        of = f"{name.removesuffix('_stderr')},{filter_name}"
-        if comma and (of == key or of not in row or key in logged):
-            scores[key] = number(value)
+    scores = {key: number(value) for key, value in row.items() if "," in key and "_stderr," not in key}
+    metrics = dict[str, Metric]()
 
     def add(key: str, keys: Mapping[str, str]) -> None:
         name, _, filter_name = key.partition(",")
@@ -286,13 +252,8 @@ def _metrics(
         if not any(map(math.isnan, values)) and not _is_mean(values, mean):
             continue
         add(key, at)
-        worst = max(values) if metrics[key].higher_is_better is False else min(values)
-        for part, value in (("worst", worst), ("spread", max(values) - min(values))):
-            of = f"{name}_{part},{filter_name}"
-            if of not in logged and math.isclose(scores.get(of, math.nan), value, abs_tol=1e-9):
-                left.pop(of)
-        for of in (key, *at.values()):
-            left.pop(of)
+        for of in (key, f"{name}_worst,{filter_name}", f"{name}_spread,{filter_name}", *at.values()):
+            left.pop(of, None)
     for key in left:
         add(key, {"all": key})
     return metrics
@@ -304,29 +265,26 @@ def _is_mean(values: Sequence[float], value: float) -> bool:
 
 
 def _with_groups(
-    raw: Mapping[str, Any], tasks: dict[str, Task], children: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, Task], dict[str, Task]]:
-    """The tasks with the outermost groups that are averages over samples in their place, and all others."""
+    raw: Mapping[str, Any], tasks: Mapping[str, Task], children: Mapping[str, Sequence[str]]
+) -> dict[str, Task]:
+    """The tasks, with the outermost groups that are averages over samples in place of theirs."""
     inner = {child for group in children.values() for child in group}
 
     def leaves(name: str) -> list[str]:
         return [leaf for child in children[name] for leaf in leaves(child)] if name in children else [name]
 
-    shown, behind = dict(tasks), dict[str, Task]()
-    for group in children:
+    shown = dict(tasks)
+    for group in [name for name in children if name not in inner]:
         parts = {name: tasks[name] for name in leaves(group) if name in tasks}
         filters = set.intersection(*({*part.samples} for part in parts.values())) if parts else ()
         samples = {key: [sample for part in parts.values() for sample in part.samples[key]] for key in sorted(filters)}
-        examples = sum(part.examples or 0 for part in parts.values()) or None
         data = {name: part.data for name, part in parts.items()}
-        task = replace(_task(raw, group, samples), data=data, examples=examples, members=[*parts])
+        examples = sum(part.examples or 0 for part in parts.values())
+        task = replace(_task(raw, group, samples), data=data, examples=examples)
         is_whole = parts and all(part.metrics.keys() == task.metrics.keys() for part in parts.values())
-        if group not in inner and is_whole and all(metric.by_question for metric in task.metrics.values()):
-            behind |= {name: shown.pop(name) for name in parts if name in shown}
-            shown[group] = task
-        elif task.metrics:
-            behind[group] = task
-    return shown, behind
+        if is_whole and all(metric.by_question for metric in task.metrics.values()):
+            shown = {name: part for name, part in shown.items() if name not in parts} | {group: task}
+    return shown
 
 
 def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, Any]:
@@ -338,20 +296,14 @@ def _data(metadata: Mapping[str, Any], left_out: Collection[str]) -> dict[str, A
 def _samples(results: Path, task: str) -> dict[str, list[Sample]]:
     """The samples of a task that were logged with a results JSON, by filter, in the order of their questions."""
     dated = DATE.search(results.stem)
-    logged = [path for path in results.parent.glob("samples_*.jsonl") if DATE.sub("", path.stem) == f"samples_{task}"]
-    of_this_run = [path for path in logged if not dated or path.stem.endswith(dated[0])]
-    if len(of_this_run) > 1:
-        raise DataError(
-            f"{results}: {len(of_this_run)} sample files of {task} beside it, and its name has no date to tell which "
-            "is its own; keep the name that lm_eval gave it"
-        )
+    path = results.parent / f"samples_{task}{dated[0] if dated else ''}.jsonl"
+    if not path.is_file():
+        return {}
     by_filter: dict[str, list[dict[str, Any]]] = {}
-    for path in of_this_run:
-        with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
-            for line in files.read_jsonl(path, required=SAMPLE_FIELDS, finite=False):  # a model may overflow
-                by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
-            return {name: _in_order(path, lines) for name, lines in by_filter.items()}
-    return {}
+    with well_formed(path, "not as lm_eval writes it", "evaluate again, or restore the file"):
+        for line in files.read_jsonl(path, required=SAMPLE_FIELDS, finite=False):  # a model may overflow
+            by_filter.setdefault(str(line.get("filter", "none")), []).append(line)
+        return {name: _in_order(path, lines) for name, lines in by_filter.items()}
 
 
 def _in_order(path: Path, lines: Sequence[dict[str, Any]]) -> list[Sample]:
@@ -403,18 +355,18 @@ def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return factors if isinstance(factors, dict) else {}
 
 
-def _model(raw: Mapping[str, Any]) -> Model:
+def _model(raw: Mapping[str, Any]) -> str:
+    """lm-eval's model type, the name on the Hub or the last part of a path, and the parameters."""
     config = entry(raw, "config")
     arguments, kind = _model_arguments(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
     if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
         origin = entry(_factors(raw), "origin").get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
-    name = str(name or "")
-    for path in (PurePosixPath(name), PureWindowsPath(name)):  # a folder is the machine's, and says nothing
-        name = path.name if path.is_absolute() else name
-    parameters = config.get("model_num_parameters")
-    return Model(kind, name, None if parameters is None else int(parameters))
+    path, parameters = Path(str(name or "")), config.get("model_num_parameters")
+    name = path.name if path.is_absolute() else str(name or "")  # a folder is the machine's, and says nothing
+    size = "" if parameters is None else f", {int(parameters):,} parameters"
+    return f"{kind} {name or '(its default model)'}{size}"
 
 
 def _provenance(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,7 +38,7 @@ def mean_over_positions(scores: ArrayLike) -> Estimate:
 
     The error is that of the questions' own averages (Liang & Zeger, Biometrika 73, 1986; Miller, arXiv 2411.00640).
     """
-    averages = _checked(scores).mean(axis=1)
+    averages = np.asarray(scores, dtype=float).mean(axis=1)
     error = averages.std(ddof=1) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
     return Estimate(float(averages.mean()), float(error))
 
@@ -58,7 +57,7 @@ def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
 
 def _bootstrapped(quantity: Quantity, scores: ArrayLike, replicates: int) -> Estimate:
     """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
-    values = _checked(scores)
+    values = np.asarray(scores, dtype=float)
     value, error = float(quantity(values.mean(axis=0), axis=-1)), math.nan
     if len(values) > 1:
         draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
@@ -102,7 +101,6 @@ class Difference:
     """A paired difference ``b - a`` of one quantity of two models.
 
     ``low`` and ``high`` are the ends of its interval, ``p`` is two-sided; NaN where one question is to be resampled.
-    ``method`` says where p comes from: ``"mcnemar"``, ``"exchange"`` or ``"bootstrap"``.
     """
 
     a: float
@@ -111,7 +109,6 @@ class Difference:
     low: float
     high: float
     p: float
-    method: str
 
     @property
     def by_chance(self) -> bool:
@@ -135,7 +132,6 @@ def compare_paired(
     b: ArrayLike,
     *,
     higher_is_better: bool = True,
-    confidence: float = 0.95,
     replicates: int = 10_000,
     seed: int = SEED,
 ) -> PairedComparison:
@@ -150,7 +146,7 @@ def compare_paired(
     ``higher_is_better`` says which position is the worst; each model's is its own. ``replicates`` are bootstrap samples
     of questions, and exchanges where not all are counted. ``ValueError`` where shapes differ or a score is missing.
     """
-    first, second = _checked([a, b])
+    first, second = np.asarray([a, b], dtype=float)
     questions, columns = first.shape
     means_a, means_b = first.mean(axis=0), second.mean(axis=0)
     drawn_a, drawn_b = np.hsplit(_resampled_means(np.hstack([first, second]), replicates, seed), 2)
@@ -159,16 +155,16 @@ def compare_paired(
 
     def differ(quantity: Quantity, average: bool) -> Difference:
         value_a, value_b = float(quantity(means_a, axis=-1)), float(quantity(means_b, axis=-1))
-        d, method = value_b - value_a, "exchange" if average else "bootstrap"
+        d = value_b - value_a
         if questions < 2:
-            return Difference(value_a, value_b, d, math.nan, math.nan, math.nan, method)
+            return Difference(value_a, value_b, d, math.nan, math.nan, math.nan)
         reach = np.abs(quantity(drawn_b, axis=-1) - quantity(drawn_a, axis=-1) - d) * _bessel(questions)
-        half = float(np.quantile(reach, confidence))
+        half = float(np.quantile(reach, 0.95))
         if average:
             p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates, seed)), abs(d))
         else:
             p = max(least, _share_reaching(np.append(reach, abs(d)), abs(d)))
-        return Difference(value_a, value_b, d, d - half, d + half, p, method)
+        return Difference(value_a, value_b, d, d - half, d + half, p)
 
     def differ_at(column: int) -> Difference:
         if not _right_or_wrong(first[:, column], second[:, column]):
@@ -176,10 +172,10 @@ def compare_paired(
         from scipy.stats import binomtest
 
         losses, gains = (int((changes[:, column] * sign > 0).sum()) for sign in (-1, 1))
-        interval = paired_proportions_interval(losses, gains, questions, confidence)
+        interval = paired_proportions_interval(losses, gains, questions)
         p = float(binomtest(losses, losses + gains).pvalue) if losses + gains else 1.0
         value_a, value_b = float(means_a[column]), float(means_b[column])
-        return Difference(value_a, value_b, value_b - value_a, *interval, p, "mcnemar")
+        return Difference(value_a, value_b, value_b - value_a, *interval, p)
 
     return PairedComparison(
         positions=tuple(map(differ_at, range(columns))),
@@ -190,17 +186,8 @@ def compare_paired(
     )
 
 
-def smallest_effect(a: ArrayLike, b: ArrayLike) -> float:
-    """The smallest true difference of two means that such questions show (p < 0.05) in 4 of 5 comparisons.
-
-    That is 2.80 standard errors of the paired difference (Miller, arXiv 2411.00640); NaN of one question.
-    """
-    first, second = _checked([a, b])
-    return 2.80 * mean_over_positions(second - first).stderr
-
-
-def paired_proportions_interval(losses: int, gains: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The adjusted Wald interval for a difference of paired proportions, (gains − losses) / n.
+def paired_proportions_interval(losses: int, gains: int, n: int) -> tuple[float, float]:
+    """The adjusted Wald interval (95 %) for a difference of paired proportions, (gains − losses) / n.
 
     One question is added to the losses and one to the gains (Bonett & Price, J. Educ. Behav. Stat. 37, 2012).
     """
@@ -208,7 +195,7 @@ def paired_proportions_interval(losses: int, gains: int, n: int, confidence: flo
 
     gained, lost = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
     centre = gained - lost
-    half = float(norm.ppf(0.5 + confidence / 2)) * math.sqrt((gained + lost - centre**2) / (n + 2))
+    half = float(norm.ppf(0.975)) * math.sqrt((gained + lost - centre**2) / (n + 2))
     return max(-1.0, centre - half), min(1.0, centre + half)
 
 
@@ -248,7 +235,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
 
     A change comes for each position and, for two positions or more, for their mean, the worst of them and their spread.
     """
-    first, second = _checked([old, new])
+    first, second = np.asarray([old, new], dtype=float)
     questions, columns = first.shape
     sign = -1.0 if higher_is_better else 1.0  # a change of this sign is one for the worse
 
@@ -287,15 +274,6 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
         worst = np.min if higher_is_better else np.max
         changes += [change_of(np.mean, sign), change_of(worst, sign), change_of(np.ptp, 1.0)]
     return tuple(changes)
-
-
-def _checked(scores: Any) -> Array:
-    values = np.asarray(scores, dtype=float)
-    if values.ndim < 2 or 0 in values.shape:
-        raise ValueError(f"scores must have the shape (questions, positions), at least one of each; got {values.shape}")
-    if not np.isfinite(values).all():
-        raise ValueError("scores must be finite, one for every question at every position")
-    return values
 
 
 def _right_or_wrong(*scores: Array) -> bool:

@@ -1,40 +1,33 @@
-"""How results are laid out: tables as text, Markdown, JSON and JUnit XML, and the flags that say where they go."""
+"""How results are laid out: tables as text and as Markdown."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lpes_eval import files
 from lpes_eval.text import markdown, terminal
 
-FORMS = {"json": "JSON, every number in full", "markdown": "Markdown", "junit": "JUnit XML, a test case for each row"}
 Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, the first ``left`` columns to the left, the others to the right; ``data`` for a program."""
+    """A table of texts, the first ``left`` columns to the left, the others to the right."""
 
     title: str
     header: tuple[str, ...]
     rows: Rows
     left: int = 1
-    data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """For a terminal; where two runs have one value in all rows, a line says so."""
-        values = {value for row in self.rows for value in row[1:3]}
-        if self.header[1:3] == ("A", "B") and len(values) == 1:
-            return terminal(f"{self.title}: {values.pop()} in every row, A and B alike")
+        """For a terminal."""
         return f"{terminal(self.title)}\n{text_table(self.header, self.rows, self.left)}"
 
     def to_markdown(self) -> str:
@@ -47,7 +40,7 @@ class Table:
 class Page:
     """What a command prints: runs (what was evaluated, and its file) by their names, tables, and notes.
 
-    ``flips`` are tables of the samples that flipped, ``data`` is what the JSON has besides.
+    ``flips`` are tables of the samples that flipped.
     """
 
     command: str
@@ -56,7 +49,6 @@ class Page:
     notes: Sequence[str]
     headline: str = ""
     flips: Sequence[Table] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Lay it out for a terminal."""
@@ -78,69 +70,12 @@ class Page:
             parts.append(f"{summary}\n\n{table.to_markdown()}\n\n</details>")
         return "\n\n".join(filter(None, parts)) + "\n"
 
-    def to_json(self) -> str:
-        """Write it as JSON; what is not a finite number there is null."""
-        data: dict[str, Any] = {"file": files.marker(self.command)}
-        data |= {"headline": self.headline} if self.headline else {}
-        data |= {side.lower(): {"results": file, "model": what} for side, (what, file) in self.sides.items()}
-        data |= {**self.data, "comparisons": [table.data for table in self.tables], "notes": self.notes}
-        data |= {"flips": [table.data for table in self.flips]} if self.flips else {}
-        return json.dumps(finite(data), indent=2, allow_nan=False) + "\n"
 
-    def to_junit(self) -> str:
-        """Write it as JUnit XML, a test case a row; without tables the notes are an error."""
-        from xml.etree import ElementTree
-
-        cases = [(self.command, "comparable", "error", note) for note in self.notes if not self.tables]
-        for table in self.tables:
-            suite_name = f"{table.data['task']}.{table.data['metric']}"
-            for cells, row in zip(table.rows, table.data["rows"], strict=True):
-                outcome = "failure" if row.get("fails") else "skipped" if row.get("outcome") == "not testable" else ""
-                said = [f"{name} {cell}".strip() for name, cell in zip(table.header[1:], cells[1:], strict=True)]
-                cases.append((suite_name, cells[0], outcome, ", ".join(filter(None, [*said, row.get("why")]))))
-        outcomes = [outcome for _, _, outcome, _ in cases]
-        root = ElementTree.Element("testsuites")
-        root.append(ElementTree.Comment(files.marker(self.command)))
-        suite = ElementTree.SubElement(root, "testsuite", name=self.command, tests=str(len(cases)))
-        for counter, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-            suite.set(counter, str(outcomes.count(outcome)))
-        for of, name, outcome, message in cases:
-            element = ElementTree.SubElement(suite, "testcase", classname=terminal(of), name=terminal(name))
-            if outcome:
-                ElementTree.SubElement(element, outcome, message=terminal(message))
-        if self.notes:
-            ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, self.notes))
-        ElementTree.indent(root)
-        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def add_outputs(parser: argparse.ArgumentParser, *forms: str) -> None:
-    """Add the flags that say in which of ``FORMS`` a page is written, and where."""
-    for form in forms:
-        what = f"write {FORMS[form]}, to FILE; without FILE, print it"
-        parser.add_argument(f"--{form}", nargs="?", const="-", metavar="FILE", help=what)
-
-
-def check_outputs(command: str, arguments: argparse.Namespace) -> None:
-    """Refuse a file that the flags of `add_outputs` name and that this command may not replace."""
-    for form in FORMS:
-        if (target := getattr(arguments, form, None)) and target != "-":
-            files.check_output(target, files.marker(command))
-
-
-def publish(page: Page, arguments: argparse.Namespace, *, text: bool = True) -> None:
-    """Write a page as the flags of `add_outputs` say, and as text where none of these is printed."""
-    printed = []
-    for form in FORMS:
-        if target := getattr(arguments, form, None):
-            content = getattr(page, f"to_{form}")()
-            if target == "-":
-                printed.append(content)
-            else:
-                files.write_output(target, content, files.marker(page.command))
-    with ignore_broken_pipe():
-        for content in printed or ([page.to_text()] if text else []):
-            print(content, end="", flush=True)
+def publish(page: Page, markdown_file: str | None) -> None:
+    """Print a page, and write it as Markdown into a file that is named."""
+    if markdown_file:
+        files.write_output(markdown_file, page.to_markdown(), files.marker(page.command))
+    print(page.to_text(), end="")
 
 
 def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:

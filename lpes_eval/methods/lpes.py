@@ -17,7 +17,6 @@ from lpes_eval import factors as factors_file
 from lpes_eval import rope, weights
 from lpes_eval.errors import FactorsError, UserError, plain
 from lpes_eval.factors import FIELD, Factors, carried, text_config
-from lpes_eval.flags import of, one_of
 from lpes_eval.methods.base import InModel, MethodLM
 
 REBUILT = {
@@ -38,15 +37,12 @@ class LayerFactors(InModel):
 
     Attributes:
         factors: a file's path, one number, or a list of one a layer; None for those of the model's folder, if any.
-        fit: ``relative_depth`` for factors of a model of another depth.
     """
 
     factors: Any = None
-    fit: str | None = None
 
     def __post_init__(self) -> None:
         """Read the factors; ``FactorsError`` where they cannot be."""
-        of(one_of("relative_depth", None), "fit", self.fit)
         self.parsed: Factors | None = factors_file.parse(self.factors) if self.factors is not None else None
 
     @property
@@ -56,13 +52,11 @@ class LayerFactors(InModel):
 
     def read(self, config: Any) -> None:
         """Without factors of its own, take those that the model's folder carries."""
-        if self.parsed is None and (in_config := carried(config, self.fit is None)) is not None:
+        if self.parsed is None and (in_config := carried(config)) is not None:
             self.factors, self.parsed = f"{FIELD} in config.json", in_config
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without rotary position embeddings, and one with another number of layers."""
-        if self.fit is not None and self.parsed is not None:
-            self.parsed = self.parsed.fitted(len(rope.find_decoder(model).layers))
         try:
             rope.resolve(model, self.parsed)
         except FactorsError as error:

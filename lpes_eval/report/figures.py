@@ -1,4 +1,4 @@
-"""Every figure, drawn once with matplotlib: for the page, for papers, and for a notebook.
+"""Every figure, drawn once with matplotlib: for the page and for papers.
 
 Bars and bands are 95 % intervals. Colours are those of Okabe & Ito, which people tell apart whatever their colour
 vision; markers differ as well.
@@ -21,7 +21,7 @@ from lpes_eval.files import write_atomically
 from lpes_eval.text import terminal
 
 if TYPE_CHECKING:
-    from lpes_eval.report.sources import Pair, Search
+    from lpes_eval.report.sources import Search
 
 COLORS = ("#595959", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 MARKERS = ("s", "o", "^", "D", "v", "P")
@@ -36,10 +36,8 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lpes-eval",
 }
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-MANY = 2_000
-"""Marks beyond which they are drawn as pixels, so that no file has an element for each."""
-Line = tuple[str, int, Sequence[float], Sequence[tuple[float, float]]]
-"""The factors of a name: its place among the colours, one factor a layer, and the control points of their curve."""
+Line = tuple[str, int, Sequence[float]]
+"""The factors of a name: its place among the colours, and one factor a layer."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,6 @@ class Picture:
     def data(self) -> str:
         """The address of an image on a page that holds the figure itself."""
         return "data:image/svg+xml;base64," + base64.b64encode(self._file("svg", 200)).decode()
-
-    def in_notebook(self) -> Any:
-        """The matplotlib figure, which a notebook shows as it stands in the page."""
-        self.figure._repr_png_ = lambda: self._file("png", 100)
-        return self.figure
 
     def _file(self, kind: str, dpi: int) -> bytes:
         file = BytesIO()
@@ -97,7 +90,7 @@ class Drawing:
         how |= {"marker": MARKERS[place % 6], "color": color, "markerfacecolor": "none" if hollow else color}
         with _style():
             if len(xs):
-                self.panels[panel].plot(xs, ys, label=name, rasterized=len(xs) > MANY, **how)
+                self.panels[panel].plot(xs, ys, label=name, **how)
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
         """The figure with its title, and a legend of what has a name."""
@@ -130,40 +123,15 @@ def positions(title: str, lines: Sequence[tuple[str, int, Metric]]) -> Picture:
     drawing.axes.set_xticks(sorted(ticks))
     if all(0 <= value <= 1 for value in scores):
         drawing.axes.set_ylim(-0.02, 1.02)
-    n = f"n = {_listed(counts)} questions; bands: 95 % intervals" if counts else "no samples logged"
+    n = f"n = {', '.join(map(str, sorted(counts)))} questions; bands: 95 % intervals" if counts else "no samples logged"
     caption = f"{title}: score by position of the gold item"
     return drawing.picture(f"positions {title}", caption, f"{short(task)}\n{n}")
-
-
-def differences(pair: Pair) -> Picture:
-    """Paired differences, a row for each score."""
-    sections = pair.report.sections
-    tasks, names = [section.task for section in sections], list[str]()
-    rows = [row.difference for section in sections for row in section.rows]
-    for section in sections:
-        several = tasks.count(section.task) > 1
-        named = short(f"{section.task}, {section.metric}" if several else section.task)
-        of = {"all": named, "spread": f"{named}, spread (less is better)"}
-        names += [of.get(row.label, f"{named}, {row.label}") for row in section.rows]
-    drawing = Drawing(f"{short(pair.b.name, 36)} − {short(pair.a.name, 36)}", "", height=1.0 + 0.19 * len(rows))
-    for y, row in enumerate(rows):
-        drawing.axes.plot((row.low, row.high), [y, y], color=COLORS[1], alpha=0.6)
-    drawing.marks("", [row.difference for row in rows], range(len(rows)), 1, linestyle="")
-    drawing.axes.axvline(0, color=INK, linewidth=0.8)
-    drawing.axes.set_yticks(range(len(rows)), names)
-    drawing.axes.set_ylim(len(rows) - 0.5, -0.5)
-    title = f"n = {_listed({section.questions for section in sections})} questions; bars: 95 % intervals, paired"
-    caption = f"Paired differences, {pair.b.name} − {pair.a.name}"
-    return drawing.picture(f"differences {pair.a.name} {pair.b.name}", caption, title)
 
 
 def factors(lines: Sequence[Line]) -> Picture:
     """One factor a layer (Fig. 2)."""
     drawing = Drawing("layer", "factor")
-    for name, place, values, points in lines:
-        if points:
-            label = f"{short(name)}: control points"
-            drawing.axes.plot(*zip(*points, strict=True), ":x", color=COLORS[place % 6], label=label)
+    for name, place, values in lines:
         drawing.marks(short(name), range(len(values)), values, place)
     drawing.axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
     drawing.axes.xaxis.get_major_locator().set_params(integer=True)
@@ -186,7 +154,7 @@ def progress(search: Search) -> Picture | None:
     for place, (prompts, numbers) in enumerate(sorted(alike.items())):
         xs, ys, color = [ends[i] for i in numbers], [individuals[i].fitness for i in numbers], COLORS[place % 6]
         begun = [ends[i] - individuals[i].prompts for i in numbers]
-        drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6, rasterized=len(xs) > MANY)
+        drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6)
         name = f"measured on {prompts} prompts" if prompts else "given up early"
         drawing.marks(name, xs, ys, place, linestyle="", hollow=not prompts, markersize=4)
         if prompts:
@@ -227,7 +195,7 @@ def tradeoff(search: Search) -> Picture | None:
     return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {prompts} search prompts")
 
 
-def attention(name: str, data: Mapping[str, Any]) -> Picture:
+def attention(data: Mapping[str, Any]) -> Picture:
     """A layer's factor, and below it the share of its attention that goes to each region, a mean over heads."""
     drawing = Drawing("layer", "factor", *(f"{region} (%)" for region in data["regions"]), height=7.0)
     for place, (label, one) in enumerate(data["sets"].items()):
@@ -237,8 +205,9 @@ def attention(name: str, data: Mapping[str, Any]) -> Picture:
             drawing.marks("", layers, [100 * share for share in column], place, panel, markersize=4)
     drawing.axes.xaxis.get_major_locator().set_params(integer=True)
     title = f"{short(data['model'])}, {data['task']}: {data['questions']} questions, up to {data['tokens']:,} tokens"
-    caption = f"{name}: factor of each layer, and the attention that its answers pay to regions of the context"
-    return drawing.picture(name, caption, title)
+    return drawing.picture(
+        "attention", "factor of each layer, and the attention that its answers pay to regions", title
+    )
 
 
 def lengths(title: str, rows: Mapping[str, Mapping[float, float]]) -> Picture:
@@ -264,7 +233,3 @@ def short(name: str, most: int = 60) -> str:
     """A name that has room in a picture."""
     name = terminal(name)
     return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
-
-
-def _listed(counts: set[int]) -> str:
-    return ", ".join(map(str, sorted(counts)))

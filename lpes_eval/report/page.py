@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpes_eval.files import check_output, marker, write_output
-from lpes_eval.text import UNKNOWN
+from lpes_eval.files import marker, write_output
 
 if TYPE_CHECKING:
     from lpes_eval.report.figures import Picture
     from lpes_eval.report.sources import Contents
 
 COMMAND = "lpes-eval report"
-NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""Control characters, but for the ends of lines and tabs, of which a page is full."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
         description="Write one page, which needs no network, from results of lm_eval and the folders of searches. Each "
         "run is paired with the first one before it on the same examples. docs/report.md says what is on the page.",
     )
-    paths = "results JSON of lm_eval, or a folder: the newest results in it, a search, or what `attention` measured"
+    paths = "results JSON of lm_eval, or a folder: the newest results in it, or a search"
     parser.add_argument("paths", nargs="+", metavar="PATH", help=paths)
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
     parser.add_argument("--figures", metavar="DIR", help="write the figures as PNG and PDF into this folder, too")
@@ -39,34 +34,16 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``lpes-eval report``."""
-    size = write(arguments.paths, arguments.output, arguments.figures)
-    also = f"; figures in {arguments.figures}" if arguments.figures else ""
-    print(f"{arguments.output}: {size / 1e6:.1f} MB{also}")
-    return 0
-
-
-def write(
-    paths: Sequence[str | Path],
-    output: str | Path,
-    figures: str | Path | None = None,
-    prompts_may_differ: bool = False,
-) -> int:
-    """Write the page, and its figures into a folder if one is named; returns the page's size in bytes.
-
-    Raises:
-        UserError: a path that is neither results nor a search; a file that cannot be written.
-    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from lpes_eval.compare import flips
     from lpes_eval.report import sources
 
-    check_output(output, marker(COMMAND))
-    contents = sources.read(paths, prompts_may_differ)
+    contents = sources.read(arguments.paths)
     drawn = pictures(contents)
-    if figures:
-        for picture in (one for of_section in drawn.values() for one in of_section):
-            picture.save(Path(figures))
+    for picture in (one for of_section in drawn.values() for one in of_section):
+        if arguments.figures:
+            picture.save(Path(arguments.figures))
     environment = Environment(
         loader=PackageLoader("lpes_eval.report"),
         undefined=StrictUndefined,
@@ -82,9 +59,9 @@ def write(
         flips={pair.title: [*flips.of(pair.report)] for pair in contents.pairs},
         flips_table=flips.table,
     )
-    page = NO_TEXT.sub(UNKNOWN, page)
-    write_output(output, page, marker(COMMAND))
-    return len(page.encode())
+    write_output(arguments.output, page, marker(COMMAND))
+    print(f"{arguments.output}: {len(page) / 1e6:.1f} MB")
+    return 0
 
 
 def pictures(contents: Contents) -> dict[str, list[Picture]]:
@@ -93,18 +70,16 @@ def pictures(contents: Contents) -> dict[str, list[Picture]]:
     from lpes_eval.report import figures, sources
 
     runs, searches = contents.runs, contents.searches
-    lines: list[figures.Line] = [(run.name, run.place, run.results.per_layer, ()) for run in runs]
-    lines = [line for line in lines if line[2]]
+    with_factors = [run for run in runs if run.results.per_layer]
+    lines: list[figures.Line] = [(run.name, run.place, run.results.per_layer) for run in with_factors]
     for place, search in enumerate(searches, len(runs)):
         if search.factors and (best := factors.load(search.factors)).num_layers:
-            lines.append((search.name, place, best.per_layer(), best.control_points()))
+            lines.append((search.name, place, best.per_layer()))
     of_searches = [draw(search) for search in searches for draw in (figures.progress, figures.tradeoff)]
     drawn = {
         "positions": [figures.positions(panel.title, panel.lines) for panel in contents.panels if panel.by_position],
-        "differences": [figures.differences(pair) for pair in contents.pairs],
         "factors": [figures.factors(lines)] if lines else [],
         "searches": [picture for picture in of_searches if picture],
-        "attention": [figures.attention(name, data) for name, data in contents.attentions.items()],
     }
     names = iter(sources.numbered([picture.name for of_section in drawn.values() for picture in of_section], "-{}"))
     return {section: [replace(picture, name=next(names)) for picture in shown] for section, shown in drawn.items()}

@@ -1,23 +1,20 @@
-"""What a page is made of: runs of lm-eval, which of them can be paired, searches, and measured attention."""
+"""What a page is made of: runs of lm-eval, which of them can be paired, and searches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from lpes_eval import entries
 from lpes_eval.compare import results
 from lpes_eval.compare.comparison import Comparison, compare
-from lpes_eval.compare.results import Metric, Results, Task, mismatch, position_of, well_formed
+from lpes_eval.compare.results import Metric, Results, mismatch, position_of, well_formed
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 
-ATTENTION = "lpes-eval attention by region"
-"""The format of ``attention.json``."""
 NO_SEARCH = ("not what a search writes", "give the folder of a search (its --output)")
 
 
@@ -53,18 +50,13 @@ class Panel:
         return [(run.name, run.place, metric) for run, metric in self.runs.items()]
 
     def cell(self, run: Run, label: str) -> tuple[str, str]:
-        """A run's score at a label, or its ``mean`` over all, and the 95 % interval; empty where there is none."""
+        """A run's score at a label and its 95 % interval; empty where there is none."""
         from lpes_eval.compare.statistics import interval
 
         metric = self.runs.get(run)
-        if metric and label in metric.values:
-            value, scores = metric.values[label], metric.scores(label)
-        elif metric and label == "mean" and metric.values.keys() >= {*self.labels}:
-            value = fmean(metric.values.values())
-            scores = metric.matrix(metric.values).mean(axis=1).tolist() if metric.by_question else []
-        else:
+        if metric is None or label not in metric.values:
             return "", ""
-        ends = interval(scores)
+        value, ends = metric.values[label], interval(metric.scores(label))
         return f"{value:.3f}", f"{ends[0]:.2f} – {ends[1]:.2f}" if ends else ""
 
 
@@ -84,14 +76,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not: its flags, the plain model's entry, and those of individuals that were measured.
+    """A search, finished or not: the plain model's entry, and those of individuals that were measured.
 
     ``factors`` is the file with the best so far, if there is one; ``lower`` whether lower is better for a task.
     """
 
     name: str
     folder: Path
-    settings: Mapping[str, Any]
     plain: Entry | None
     individuals: Sequence[Entry]
     factors: Path | None
@@ -108,30 +99,26 @@ class Search:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a page shows; ``attentions`` by their names, ``notes`` on the runs that cannot be compared."""
+    """What a page shows; ``notes`` on the runs that cannot be compared."""
 
     runs: list[Run]
     searches: list[Search]
-    attentions: dict[str, Any]
     panels: list[Panel]
     pairs: list[Pair]
     notes: list[str]
 
 
-def read(paths: Sequence[str | Path], prompts_may_differ: bool = False) -> Contents:
-    """Read results of lm-eval, folders of searches and of `attention`; ``DataError`` where a path is none of these."""
+def read(paths: Sequence[str | Path]) -> Contents:
+    """Read results of lm-eval and folders of searches; ``DataError`` where a path is none of these."""
     given = [Path(path) for path in paths]
     runs: list[Run] = []
     searches: list[Search] = []
-    attentions: dict[str, Any] = {}
     for name, path in zip(numbered([_name(path) for path in given]), given, strict=True):
         if (path / "journal.jsonl").is_file():
             searches.append(search(name, path))
-        elif (file := path / "attention.json" if path.is_dir() else path).name == "attention.json" and file.is_file():
-            attentions[name] = _attention(file)
         else:
             runs.append(Run(name, results.read(path), len(runs)))
-    return Contents(runs, searches, attentions, _panels(runs), *_pairs(runs, prompts_may_differ))
+    return Contents(runs, searches, _panels(runs), *_pairs(runs))
 
 
 def _name(path: Path) -> str:
@@ -149,51 +136,34 @@ def numbered(names: Sequence[str], number: str = " ({})") -> list[str]:
 
 def _panels(runs: Sequence[Run]) -> list[Panel]:
     """Group the runs' scores on the same examples, which may stand in one picture, whatever positions they have."""
-    groups: list[tuple[str, dict[Run, Task]]] = []
+    made: dict[tuple[Any, ...], Panel] = {}
     for run in runs:
         for name, task in run.results.tasks.items():
-            task = replace(task, data=task.data | {"positions": None})
-            for known, tasks in groups:
-                if known == name and not any(mismatch(one, task, prompts_may_differ=True) for one in tasks.values()):
-                    tasks[run] = task
-                    break
-            else:
-                groups.append((name, {run: task}))
-    made: dict[tuple[int, str, bool], Panel] = {}
-    for number, (name, tasks) in enumerate(groups):
-        data = next(iter(tasks.values())).data
-        size = [f"{data[key]} {key.removeprefix('num_')}" for key in sorted(data) if key.startswith("num_")]
-        for run, task in tasks.items():
+            size = [
+                f"{task.data[key]} {key.removeprefix('num_')}" for key in sorted(task.data) if key.startswith("num_")
+            ]
             for key, metric in task.metrics.items():
                 title = ", ".join([name, *size, key.removesuffix(",none")])
-                made.setdefault((number, key, "all" in metric.values), Panel(title, {})).runs[run] = metric
+                same = (title, task.documents, task.examples, "all" in metric.values)
+                made.setdefault(same, Panel(title, {})).runs[run] = metric
     return list(made.values())
 
 
-def _pairs(runs: Sequence[Run], prompts_may_differ: bool = False) -> tuple[list[Pair], list[str]]:
-    """Each task of a run beside the first run before it that was asked the same; notes on what cannot be compared."""
+def _pairs(runs: Sequence[Run]) -> tuple[list[Pair], list[str]]:
+    """Each run beside the first run before it that was asked the same; notes on what cannot be compared."""
     made: list[Pair] = []
     notes: list[str] = []
     for i, b in enumerate(runs):
-        left = dict(b.results.tasks)
-        alone = left.keys() - {name for a in runs[:i] for name in a.results.tasks}
         for a in runs[:i]:
-            same = {}
-            for name in (name for name in a.results.tasks if name in left):
-                task, other = a.results.tasks[name], left[name]
-                reason = mismatch(task, other, prompts_may_differ=prompts_may_differ)
-                if task.documents is None or other.documents is None:
-                    reason = "no samples were logged (lm_eval --log_samples)"
-                if reason:
-                    notes.append(f"{a.name} and {b.name}, {name}: {reason}.")
-                else:
-                    same[name] = task
-            theirs = {name: task for name, task in left.items() if name in {*same, *alone}}
-            both = replace(a.results, tasks=same), replace(b.results, tasks=theirs)
+            common = [name for name in a.results.tasks if name in b.results.tasks]
+            reasons = {name: mismatch(a.results.tasks[name], b.results.tasks[name]) for name in common}
+            notes += [f"{a.name} and {b.name}, {name}: {reason}." for name, reason in reasons.items() if reason]
+            same = [name for name in common if not reasons[name]]
+            both = (replace(run.results, tasks={name: run.results.tasks[name] for name in same}) for run in (a, b))
             try:
                 if same:
-                    made.append(Pair(a, b, compare(*both, prompts_may_differ=prompts_may_differ)))
-                    left = {name: task for name, task in left.items() if name not in theirs}
+                    made.append(Pair(a, b, compare(*both)))
+                    break
             except UserError as error:
                 notes.append(f"{a.name} and {b.name}: {error}.")
     return made, notes
@@ -206,12 +176,11 @@ def search(name: str, folder: Path) -> Search:
         reading = entries.read(journal)
         settings: Any = reading.settings
         lower = any("lower_is_better" in task for task in settings.get("fitness", {}).get("tasks", ()))
-        flags = dict(settings["search"])
     measured = [entry for entry in reading.entries.values() if not entry.failed]
     files = [folder / file for file in ("factors.json", "best_effort.json") if (folder / file).is_file()]
     individuals = [entry for entry in measured if entry.generation is not None]
     plain, best = next(iter(measured), None), next(iter(files), None)
-    return Search(name, folder, flags, plain, individuals, best, finished(folder), lower)
+    return Search(name, folder, plain, individuals, best, finished(folder), lower)
 
 
 def finished(folder: Path) -> bool:
@@ -220,15 +189,3 @@ def finished(folder: Path) -> bool:
         return False
     with well_formed(report, *NO_SEARCH):
         return bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
-
-
-def _attention(path: Path) -> Any:
-    with well_formed(path, "not what lpes-eval attention writes", "measure it again"):
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != ATTENTION:
-            raise ValueError(f"format {data['format']!r}, expected {ATTENTION!r}")
-        for one in data["sets"].values():
-            shares = [[float(share) for share in row] for row in one["shares"]]
-            if {len(row) for row in shares} != {len(data["regions"])} or len(shares) != len(one["layers"]):
-                raise ValueError(f"expected {len(data['regions'])} shares a layer")
-        return data

@@ -64,21 +64,11 @@ class Progress:
         self._best: Entry | None = None
         self._best_of: dict[tuple[str, int], Entry] = {}  # by what was measured, and on how many prompts
         self._answered, self._took = 0, 0.0  # now: what was known before says nothing about the time to come
-        self._first: set[float] = set()  # the fitness of the first generation
 
     def show(self, entry: Entry, new: bool = True) -> None:
         """Print a line for an individual; ``new`` if it was measured now."""
         if entry.generation is None:
             return
-        if entry.generation == 0:
-            self._first.add(entry.fitness)
-        else:
-            if self._count > 1 and len(self._first) == 1:
-                print(
-                    f"note: all {self._count} individuals of the first generation have fitness {self._first.pop():.4f},"
-                    " so chance decides between them; another --start or --skip may find better ground (docs/search.md)"
-                )
-            self._first.clear()
         self._count, self._prompts = self._count + 1, self._prompts + entry.prompts
         if new:
             self._answered, self._took = self._answered + entry.prompts, self._took + entry.seconds

@@ -288,7 +288,7 @@ def draw(folder: Path, outcome: Outcome) -> None:
     search, factors, held_out = sources.search(folder.name, folder), outcome.found, outcome.held_out
     drawn = {"convergence": figures.progress(search), "tradeoff": figures.tradeoff(search)}
     if not outcome.nothing:
-        drawn["curve"] = figures.factors([(folder.name, 0, factors.per_layer(), factors.control_points())])
+        drawn["curve"] = figures.factors([(folder.name, 0, factors.per_layer())])
     for task in [task for task in held_out.tasks if task.by_position] if held_out else ():
         lines = []
         for place, (name, measured) in enumerate(held_out.measured.items()):  # type: ignore[union-attr]

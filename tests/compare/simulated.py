@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import expit, logit
 
-from lpes_eval.compare.results import Metric, Model, Results, Task
+from lpes_eval.compare.results import Metric, Results, Task
 
 
 def chances(rng, *accuracies, questions):
@@ -29,4 +29,4 @@ def task_of(answers, higher_is_better=True):
 def run_with(**tasks):
     """A run of tasks, each given by its scores or ready-made."""
     made = {name: task if isinstance(task, Task) else task_of(task) for name, task in tasks.items()}
-    return Results(Path("simulated"), Model("hf", "simulated", None), None, {}, made)
+    return Results(Path("simulated"), "hf simulated", None, {}, made, made)

@@ -36,14 +36,13 @@ def test_question_and_expected_answer_are_those_of_the_position_also_in_a_chat_t
         log(path, prompts, [f"to {path.parent.name} at {p}" for p in (0, 100)], doc=doc, target="another")
     for flip, position in zip(flipped(*paths), (0, 100), strict=True):
         key = example.at(position)[0][example.at(position)[1]][0] if example is KV else ""
-        assert question.format(key) in flip["question"]
+        assert question.format(key) in flip[2]
         target = example.target(position)
-        assert flip["expected"] == (target if isinstance(target, str) else " | ".join(target))
-        assert flip["answers"] == [f"to {name} at {position}" for name in "ab"]
+        assert flip[3] == (target if isinstance(target, str) else " | ".join(target))
+        assert flip[4:] == tuple(f"to {name} at {position}" for name in "ab")
     for path in paths:
         log(path, [("one for all",)], ["scored at both"], doc={"records": 5})
-    found = [(one["question"], one["expected"], one["answers"]) for one in flipped(*paths)]
-    assert found == [("one for all", "another", ["scored at both"] * 2)] * 2
+    assert [flip[2:] for flip in flipped(*paths)] == [("one for all", "another", *["scored at both"] * 2)] * 2
 
 
 CHOICES, LONG, SEVERAL = [("Q", "cat"), ("Q", "dog")], [("Q", " a"), ("Q", " long one")], [("first",), ("second",)]
@@ -59,7 +58,7 @@ def likelihoods(*values):
     [
         ("acc", CHOICES, [likelihoods(-1, -2), likelihoods(-2, -1)], "1", "Q", ["cat", "dog"], "dog"),
         ("acc", CHOICES, [likelihoods(-1, -2), likelihoods(-2, -1)], "7", "Q", ["cat", "dog"], "7"),
-        ("acc_norm", LONG, [likelihoods(-1, -6), likelihoods(-1, -9)], "0", "Q", [" long one", " a"], " a"),
+        ("acc_norm", LONG, [likelihoods(-1, -6), likelihoods(-1, -9)], "0", "Q", ["long one", "a"], "a"),
         ("acc", SEVERAL, [["yes", "no"], ["yes", "yes"]], "1", "first second", ["yes | no", "yes | yes"], "1"),
         ("nll", SEVERAL, [[WINDOW] * 2] * 2, "1", "first second", [f"{WINDOW} | {WINDOW}"] * 2, "1"),
         ("acc", [(["[chat]"],)], [["no"], ["yes"]], "yes", "[chat]", ["no", "yes"], "yes"),
@@ -73,7 +72,7 @@ def test_a_sample_is_shown_with_all_its_prompts_and_answers(
     for path, given in zip(paths, answers, strict=True):
         log(path, requests, given, target=target)
     [flip] = flipped(*paths, metric=metric)
-    assert (flip["question"], flip["answers"], flip["expected"]) == (question, shown, expected)
+    assert flip[2:] == (question, expected, *shown)
 
 
 def test_the_table_has_the_worse_ones_first_and_twenty_at_most(tmp_path):
@@ -84,5 +83,5 @@ def test_the_table_has_the_worse_ones_first_and_twenty_at_most(tmp_path):
     worse = [("worse", "0 %", f"question {n}", "yes", "yes", "yes") for n in (25, 26, 27)]
     assert table.rows[:3] == worse
     assert [row[0] for row in table.rows] == ["worse"] * 3 + ["better"] * 17
-    [long] = flips.table([found[0] | {"question": "q" * 99, "answers": ["a" * 99, "b"]}], "toy", "acc").rows
+    [long] = flips.table([(*found[0][:2], "q" * 99, "yes", "a" * 99, "b")], "toy", "acc").rows
     assert long[2:] == ("q" * 60, "yes", "a" * 60 + "…", "b")

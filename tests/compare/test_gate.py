@@ -10,8 +10,9 @@ import pytest
 
 from lpes_eval.compare import gate
 from lpes_eval.compare.gate import Outcome
-from lpes_eval.compare.regress import page_of
+from lpes_eval.compare.regress import junit, page_of
 from lpes_eval.compare.results import Metric, Results, Task
+from lpes_eval.errors import UserError
 from simulated import chances, draw, run_with, task_of
 
 
@@ -30,7 +31,7 @@ def outcomes(verdict):
 
 
 def suite_of(verdict):
-    return ElementTree.fromstring(page_of(verdict).to_junit().split("?>", 1)[1]).find("testsuite")
+    return ElementTree.fromstring(junit(verdict).split("?>", 1)[1]).find("testsuite")
 
 
 def metric_of(scores, direction=True):
@@ -46,27 +47,22 @@ def task_with(**metrics):
 
 @pytest.mark.parametrize("labels", [["all"], ["0 %", "33 %", "100 %"]])
 @pytest.mark.parametrize("direction", [True, False, None])
-@pytest.mark.parametrize("kind", ["right or wrong", "smooth", "no average", "NaN"])
+@pytest.mark.parametrize("kind", ["right or wrong", "smooth", "no average"])
 def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, direction, labels):
     """Every answer gets worse by 1 at one label, while another task rises."""
     columns = np.full((len(labels), 20), float(direction is not False))
     if kind == "smooth":
         columns += np.random.default_rng(0).random(columns.shape) / 2
-    by_question = dict(zip(labels, columns.tolist(), strict=True))
+    by_question = dict(zip(labels, columns.tolist(), strict=True)) if kind != "no average" else None
     values = dict(zip(labels, columns.mean(axis=1).tolist(), strict=True))
-    if kind in ("no average", "NaN"):
-        by_question, values = None, dict.fromkeys(labels, math.nan if kind == "NaN" else 7.5)
-    metric = Metric(direction, values, by_question)
-    old = run_with(toy=task_with(f1=metric), other=task_with(acc=metric_of([0.0] * 20)))
-    steps = {True: [-1.0], False: [1.0], None: [1.0, -1.0]}[direction]
-    for label, step, strict in itertools.product(labels, steps, (False, True)):
+    old = run_with(toy=task_with(f1=Metric(direction, values, by_question)), other=task_with(acc=metric_of([0.0] * 20)))
+    step = 1.0 if direction is False else -1.0
+    for label, strict in itertools.product(labels, (False, True)):
         moved = by_question and by_question | {label: [score + step for score in by_question[label]]}
         fallen = Metric(direction, values | {label: values[label] + step}, moved)
         new = run_with(toy=task_with(f1=fallen), other=task_with(acc=metric_of([1.0] * 20)))
-        verdict = regress(old, new, strict=strict)
-        *rows, other = verdict.rows
-        expected = [*labels, *(["mean", "worst", "spread"] if len(labels) > 1 else [])]
-        assert [(row.task, row.metric, row.label) for row in rows] == [("toy", "f1,none", each) for each in expected]
+        *rows, other = regress(old, new, strict=strict).rows
+        assert [row.label for row in rows] == [*labels, *(["mean", "worst", "spread"] if len(labels) > 1 else [])]
         row = rows[labels.index(label)]
         assert row.outcome == (Outcome.WORSE if by_question else Outcome.NOT_TESTABLE)
         assert row.fails == (strict or bool(by_question))
@@ -82,7 +78,7 @@ def test_what_the_run_lacks_is_missing_and_fails():
     assert "6 are missing" in verdict.headline
     assert "toy, f1, other, acc: missing, the run has no number for it." in verdict.notes
     assert "Not in the baseline, not tested: more." in verdict.notes
-    with pytest.raises(gate.NotComparable, match="the baseline has toy, the run has not"):
+    with pytest.raises(UserError, match="none of the baseline's tasks, toy"):
         regress(np.ones((20, 1)), run_with(other=np.ones((20, 1))))
 
 
@@ -114,13 +110,6 @@ def test_a_change_for_the_worse_fails_beyond_the_tolerance_and_its_opposite_wher
     assert verdict(fall / 200, tolerance=0.0).failed
 
 
-def test_a_planted_loss_is_caught_even_if_all_answers_are_drawn_anew():
-    """Not a rerun but another sample of answers, such as with temperature: the mean over positions still sees it."""
-    rng = np.random.default_rng(2)
-    old, new = np.full((500, 5), 0.80), np.full((500, 5), 0.75)
-    assert sum(regress(draw(rng, old), draw(rng, new)).failed for _ in range(8)) >= 7
-
-
 def lost(questions, of=20):
     """Everything right, and then so many questions wrong at all five positions."""
     old, new = np.ones((of, 5)), np.ones((of, 5))
@@ -138,22 +127,8 @@ def test_a_loss_that_chance_allows_fails_by_its_size():
     verdict = regress(*lost(9), max_drop=0.1)
     [(label, *_, allowed, _, outcome)] = [row for row in page_of(verdict).tables[0].rows if "by size" in row[-1]]
     assert (label, allowed, outcome) == ("mean", "-0.1000", "WORSE by size")
-    promise = "a mere rerun fails at most once in 100, or wherever a mean drops by more than 0.1"
-    assert verdict.headline == f"1 of 8 scores got worse (8 tested; {promise})"
+    assert verdict.headline == "1 of 8 scores got worse"
     assert [case.get("name") for case in suite_of(verdict) if case.find("failure") is not None] == ["mean"]
-    for change in (-0.5, 0.5):  # lower is better; six questions are one too few for the test
-        sides = (np.array([[first]] * 6 + [[0.5]] * 14) for first in (0.5, 0.5 + change))
-        old, new = (run_with(toy=task_of(side, higher_is_better=False)) for side in sides)
-        assert not regress(old, new).failed
-        assert regress(old, new, max_drop=0.1).failed == (change > 0)
-
-
-def test_too_few_questions_to_find_any_loss_are_not_called_fine():
-    """Eight tests at 0.01: the loss of all of n answers has a probability of 2^-n by chance, and 2^-9 > 0.01 / 8."""
-    assert regress(*lost(10, of=10)).failed
-    with pytest.raises(gate.NotComparable, match=r"9 questions are too few: .* evaluate at least 10"):
-        regress(*lost(9, of=9))
-    assert failing(regress(*lost(9, of=9), max_drop=0.1)) == ["mean"]
 
 
 def test_each_task_sees_the_loss_of_as_many_answers_as_is_said_and_of_no_fewer():
@@ -182,17 +157,17 @@ def test_without_samples_a_score_is_held_to_its_size_alone():
 
     good = np.ones((20, 2))
     old, worse = unlogged(good), unlogged(good * [0.5, 1.0])
-    with pytest.raises(gate.NotComparable, match="--log_samples, or give --max-drop"):
+    with pytest.raises(UserError, match="--log_samples, or give --max-drop"):
         regress(old, worse)
     verdict = regress(old, worse, max_drop=0.1, strict=True)
     assert outcomes(verdict) == ["not testable", "not testable", "worse", "not testable", "not testable"]
     assert failing(verdict) == ["mean"]
     assert [(row.change.old, row.change.new) for row in verdict.rows[2:]] == [(1.0, 0.75), (1.0, 0.5), (0.0, 0.5)]
     passed = regress(old, old, max_drop=0.1, strict=True)
-    assert (outcomes(passed)[2], passed.rows[2].by_size, passed.failed) == ("ok", True, False)
+    assert (outcomes(passed)[2], passed.rows[2].why, passed.failed) == ("ok", "by size", False)
 
 
-def test_a_score_that_is_no_average_is_excused_where_its_samples_are_tested_and_it_got_no_worse():
+def test_a_score_that_is_no_average_is_excused_where_it_got_no_worse():
     """As the perplexity of ``lpes_ppl``, beside the nats a token of each text."""
     old, worse, as_average = (
         run_with(toy=task_with(acc=metric_of([1.0] * 20), perplexity=metric_of(value, False)))
@@ -207,8 +182,6 @@ def test_a_score_that_is_no_average_is_excused_where_its_samples_are_tested_and_
     assert not regress(old, worse).failed
     assert failing(regress(old, worse, max_drop=0.5)) == ["all"]
     assert regress(as_average, old, strict=True).failed  # an average that is none any more is no excuse
-    alone = run_with(tested=np.ones((20, 1)), alone=task_with(perplexity=metric_of(7.5, False)))
-    assert failing(regress(alone, alone, strict=True)) == ["all"]
 
 
 @pytest.mark.parametrize(("sizes", "noise"), [((8, 24), None), ((24, 24, 24), None), ((120,), 0.02)])

@@ -57,15 +57,6 @@ def test_lm_eval_is_given_these_numbers_also_where_little_is_known():
     assert st.compare_paired(perplexity, perplexity, higher_is_better=False).worst.a == 8.0
 
 
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [(np.empty((0, 3)), "at least one"), (np.ones(3), "shape"), ([[1.0, np.nan]], "finite"), ([[np.inf]], "finite")],
-)
-def test_scores_that_have_no_summary_are_refused(scores, message):
-    with pytest.raises(ValueError, match=message):
-        st.spread(scores)
-
-
 def test_interval_of_paired_proportions_covers_where_the_plain_wald_interval_does_not():
     """Few discordant pairs, 60 questions: 2 % lost and 4 % gained."""
     rng = np.random.default_rng(5)
@@ -91,22 +82,9 @@ def test_paired_differences_count_each_question_against_itself():
         losses, gains = (int((one > other)[:, column].sum()) for one, other in ((a, b), (b, a)))
         assert difference.difference == pytest.approx((gains - losses) / 80)
         assert difference.p == pytest.approx(stats.binomtest(losses, losses + gains, 0.5).pvalue)
-        assert difference.method == "mcnemar"
     assert found.mean.difference == pytest.approx(b.mean() - a.mean())
     assert found.worst.difference == pytest.approx(b.mean(axis=0).min() - a.mean(axis=0).min())
     assert found.spread.difference == pytest.approx(np.ptp(b.mean(axis=0)) - np.ptp(a.mean(axis=0)))
-
-
-def test_exchange_and_bootstrap_agree_with_the_paired_t_test_on_many_smooth_scores():
-    rng = np.random.default_rng(2)
-    a = rng.normal(size=(400, 1))
-    b = a + rng.normal(0.1, 1.0, size=(400, 1))
-    found = st.compare_paired(a, b, replicates=40_000).positions[0]
-    expected = stats.ttest_rel(b[:, 0], a[:, 0])
-    interval = expected.confidence_interval(0.95)
-    assert found.method == "exchange"
-    assert found.p == pytest.approx(expected.pvalue, abs=0.01)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=0.01)
 
 
 def exchanges(a, b):
@@ -121,7 +99,6 @@ def test_p_of_the_mean_is_the_share_of_all_exchanges():
     for questions, seed in itertools.product([2, 3, 7, 12], range(5)):
         a, b = answers(questions, [0.4, 0.6, 0.5], seed=seed, runs=2)
         found = st.compare_paired(a, b)
-        assert found.mean.method == "exchange"
         assert found.mean.p == pytest.approx(exchanges(a, b))
         smooth = st.compare_paired(a + b / 3, b - a / 7)
         assert smooth.positions[1].p == pytest.approx(exchanges((a + b / 3)[:, 1:2], (b - a / 7)[:, 1:2]))
@@ -129,15 +106,6 @@ def test_p_of_the_mean_is_the_share_of_all_exchanges():
     b += np.arange(17)[:, None] / 100 - 0.2  # every question differs: more than are counted out, so some are drawn
     assert st.compare_paired(a, b, replicates=40_000).mean.p == pytest.approx(exchanges(a, b), abs=0.01)
     assert 0.01 < exchanges(a, b) < 0.9
-
-
-def test_the_smallest_effect_is_found_in_four_of_five_comparisons():
-    """Of 300 pairs 240 expected; the share may miss by the error of 300 draws and of the estimated variance."""
-    rng = np.random.default_rng(3)
-    scatter = rng.normal(size=(300, 60, 2)) * [0.2, 0.4]
-    effect = np.mean([st.smallest_effect(np.zeros((60, 2)), one) for one in scatter])
-    found = [st.compare_paired(np.zeros((60, 2)), one + effect, replicates=400).mean.p < 0.05 for one in scatter]
-    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
 
 
 def test_intervals_cover_the_truth_as_often_as_they_say():
@@ -199,13 +167,3 @@ def test_exchange_test_of_one_position_is_one_sided_mcnemar():
     assert st.rerun_changes(old, new, 0.05)[0].p == pytest.approx(expected)
     drawn = st.rerun_changes(old * 3, new * 3, 0.05)[0]  # 0 and 3: no longer right or wrong
     assert drawn.p == pytest.approx(expected, abs=0.015)
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_a_change_is_significant_exactly_where_it_exceeds_what_is_allowed(scale):
-    for loss in range(0, 31, 3):
-        old, new = np.zeros((100, 2)), np.zeros((100, 2))
-        old[:loss] = 1  # lost at both positions
-        new[60:70] = 1  # ten gained
-        for change in st.rerun_changes(old * scale, new * scale, 0.01):
-            assert (change.p <= 0.01) == (change.worsening > change.allowed + 1e-12)

@@ -98,12 +98,8 @@ def test_factors_for_another_depth_are_refused_and_the_default_model_is_named_as
         {"pretrained": "reference", "factors": factors},
         {"factors": Factors.from_list([1.0] * 32, origin={"model": "reference"})},
     ):
-        with pytest.raises(FactorsError, match=r"for 32 layers, the model has 6; .*fit=relative_depth among "):
+        with pytest.raises(FactorsError, match=r"for 32 layers, the model has 6; use some made"):
             LPES(**given)
-    own = [1.0, 1.5, 1.2]
-    assert LPES(factors=own, fit="relative_depth").layer_factors == pytest.approx([1, 1.2, 1.4, 1.44, 1.32, 1.2])
-    with pytest.raises(UserError, match="fit=width: expected relative_depth"):
-        LPES(factors=own, fit="width")
 
 
 def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):

@@ -1,7 +1,6 @@
 """``lpes-eval report``: from files to a page whose tables, text and figures are those of the runs."""
 
 import base64
-import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -10,9 +9,8 @@ from lpes_eval.compare import results
 from lpes_eval.compare.command import page_of
 from lpes_eval.compare.comparison import compare
 from lpes_eval.compare.statistics import interval
-from lpes_eval.factors import Factors
-from lpes_eval.report import page, sources
-from runs import write_run, write_tasks
+from lpes_eval.report import figures, page, sources
+from runs import write_run
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> 🦊 مرحبا $x$ {{ 7*7 }}'
 BEFORE = {0: [0.0, 0.0, 1.0, 1.0], 100: [1.0, 1.0, 1.0, 0.0]}
@@ -31,26 +29,18 @@ def test_the_page_has_the_flips_that_compare_prints(tmp_path, report):
 
 
 def test_text_stays_text_and_a_page_runs_nothing_and_asks_for_nothing_outside_itself(tmp_path, report):
-    """Also the control characters in a metric's name, which are replaced."""
-    hostile = {"text": HOSTILE, "group": "<i>toy", "metric": "a\x1b[31mc\x00"}
+    hostile = {"text": HOSTILE, "group": "<i>toy", "metric": "a\x1b[31mc"}
     paths = [write_run(tmp_path / f"<b>{name}", s, **hostile) for name, s in (("a", BEFORE), ("b", AFTER))]
     page = report(*(path.parent for path in paths))
     assert f"{HOSTILE} 0"[-60:] in page.text
     assert not {"b", "i", "script"} & {name for name, _ in page.elements}
-    images = [attributes["src"] for name, attributes in page.elements if name == "img"]
-    assert len(images) == 2
-    for image in images:
-        assert image.startswith("data:image/svg")
-        ElementTree.fromstring(base64.b64decode(image.partition(",")[2]))
-    for text in ("<b>a", "<i>toy", "a\ufffd[31mc\ufffd"):
+    [image] = [attributes["src"] for name, attributes in page.elements if name == "img"]
+    assert image.startswith("data:image/svg")
+    ElementTree.fromstring(base64.b64decode(image.partition(",")[2]))
+    for text in ("<b>a", "<i>toy"):
         assert text in page.text
-    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     links = [a.get(k) for _, a in page.elements for k in ("src", "href", "xlink:href") if a.get(k)]
     assert [link for link in links if not link.startswith(("#", "data:"))] == []
-    ids = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(ids) == len(set(ids))
-    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
 
 
 def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(tmp_path):
@@ -61,12 +51,7 @@ def test_of_several_runs_each_is_paired_with_the_first_one_on_the_same_examples(
     panels = [[run.name for run in panel.runs] for panel in read.panels]
     assert panels == [["short a", "short b"], ["long a", "long b"], ["alone"]]
     drawn = page.pictures(read)
-    assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 5  # each a file of its own
-    groups = {"one": "x", "other": "y", "both": "xy"}
-    paths = [write_tasks(tmp_path / name, **{one: {"scores": BEFORE} for one in of}) for name, of in groups.items()]
-    read = sources.read(paths)
-    found = [(pair.a.name, [one.task for one in pair.report.sections]) for pair in read.pairs]
-    assert (found, read.notes) == ([("one", ["x"]), ("other", ["y"])], [])
+    assert len({picture.name for pictures in drawn.values() for picture in pictures}) == 3  # each a file of its own
 
 
 def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
@@ -78,7 +63,7 @@ def test_a_run_without_samples_or_positions_has_a_page_too(tmp_path, report):
     assert "Scores without positions" in both.text
     assert "by position" in both.text.lower()
     unlogged = report(*(write_run(tmp_path / n, BEFORE, samples=False) for n in "bc"))
-    assert "no samples were logged (lm_eval --log_samples)" in unlogged.text
+    assert "run lm_eval with --log_samples" in unlogged.text
 
 
 def test_tables_have_the_positions_in_their_order_and_wilsons_intervals(tmp_path, report):
@@ -86,46 +71,18 @@ def test_tables_have_the_positions_in_their_order_and_wilsons_intervals(tmp_path
     all_five = write_run(tmp_path / "all", {p: [1.0, 0.0] for p in (0, 25, 50, 75, 100)}, samples=False)
     [panel] = sources.read([few, all_five]).panels
     assert panel.labels == ["0 %", "25 %", "50 %", "75 %", "100 %"]
-    values = [[panel.cell(run, label)[0] for label in [*panel.labels, "mean"]] for run in panel.runs]
-    assert values == [["0.500", "", "0.000", "", "", ""], ["0.500"] * 6]  # a mean over other positions is none
+    values = [[panel.cell(run, label)[0] for label in panel.labels] for run in panel.runs]
+    assert values == [["0.500", "", "0.000", "", ""], ["0.500"] * 5]
     assert interval([1.0] * 8 + [0.0] * 2) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
     paths = [write_run(tmp_path / name, {50: scores}) for name, scores in (("a", [0.0, 1.0]), ("b", [1.0, 1.0]))]
     assert "50 %0.50001.0000+0.5000" in report(*paths).text  # one position alone has a row of what changed
 
 
-def test_a_run_is_named_as_its_folder_in_figures_and_a_notebook_has_these(tmp_path):
+def test_a_run_is_named_as_its_folder_in_figures(tmp_path):
     write_run(tmp_path / "c/model", AFTER)  # as lm_eval --output_path c does
     a = write_run(tmp_path / "a", BEFORE)
     read = sources.read([a.parent, tmp_path / "c", a.parent])
     [picture] = page.pictures(read)["positions"]
     assert [line.get_label() for line in picture.figure.axes[0].get_lines()] == ["a", "c", "a (2)"]
-    curve = Factors.from_curve("bezier", [(0, 1.0), (3, 1.6)], num_layers=4).plot()
-    assert next(list(line.get_ydata()) for line in curve.axes[0].get_lines()) == [1.0, 1.6]
-    assert curve._repr_png_().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium and playwright")
-def test_in_a_browser_the_page_is_painted_fast_and_nothing_overflows_or_runs(tmp_path, report):
-    """20,000 flips of hostile text: painted within 2 s, under 1 MB; nothing overflows at 360 px."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    folders = [tmp_path / f"vendor__model-7b-v1.5-{name}-searched-with-bands-seed-0" for name in ("plain", "factors")]
-    for value, folder in enumerate(folders):
-        write_run(folder, {None: [float(value)] * 20_000}, text=HOSTILE)
-    report(*folders)
-    target = tmp_path / "report.html"
-    assert target.stat().st_size < 1e6
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page, seen = browser.new_page(viewport={"width": 360, "height": 800}), []
-        for event in ("console", "pageerror", "dialog"):
-            page.on(event, lambda what: seen.append(str(what)))
-        page.on("request", lambda request: seen.append(request.url))
-        page.goto(target.as_uri())
-        assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
-        assert page.evaluate("[...document.images].every(image => image.naturalWidth > 100)")
-        page.click("#flips summary")
-        assert HOSTILE[-40:] in page.inner_text("#flips")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        browser.close()
-    assert [one for one in seen if not one.startswith(("file:", "data:"))] == []
+    [curve] = figures.factors([("found", 1, [1.0, 1.35])]).figure.axes[0].get_lines()[:1]
+    assert list(curve.get_ydata()) == [1.0, 1.35]

@@ -1,7 +1,6 @@
 """Factors travel with the model: in its folder, to a fresh process, and with one line where they do not fit."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,13 +89,6 @@ def test_factors_for_another_depth_are_refused_in_one_line_before_any_weight(fol
         lpes_eval.load_model(tmp_path)
 
 
-def test_the_folders_factors_fit_a_model_of_another_depth_where_asked_for(folder):
-    model = AutoModelForCausalLM.from_config(llama(num_hidden_layers=3).config)
-    model.config.lpes_factors = FACTORS
-    LPES.apply(model, fit="relative_depth")
-    assert rope.applied(model) == pytest.approx([FACTORS[0], (FACTORS[1] + FACTORS[2]) / 2, FACTORS[3]])
-
-
 def test_an_override_stands_beside_the_text_configuration_and_wins():
     config = Gemma3Config(text_config={"num_hidden_layers": 3, "lpes_factors": [1.1, 1.2, 1.3]})
     assert carried(config).per_layer() == [1.1, 1.2, 1.3]
@@ -131,10 +123,6 @@ def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path)
         lpes_eval.apply(llama())
     model = llama()
     lpes_eval.apply(model, FACTORS)
-    kind = SimpleNamespace(quant_method="gguf")
-    model.hf_quantizer = SimpleNamespace(is_serializable=lambda: False, quantization_config=kind)
-    with pytest.raises(UserError, match="does not save a model of gguf weights; keep the factors as a file"):
-        lpes_eval.save(model, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):
         lpes_eval.save(llama(), tmp_path / "file")

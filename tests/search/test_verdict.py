@@ -32,7 +32,7 @@ def outcome_of(*differences, fitness=0.6, sign=1, worsened=(), corpus=None, held
 
 
 def between(low, high, p=0.01):
-    return Difference(0.1, 0.2, (low + high) / 2, low, high, p, "exchange")
+    return Difference(0.1, 0.2, (low + high) / 2, low, high, p)
 
 
 def test_without_held_out_examples_factors_count_as_found_where_they_are_fitter():
