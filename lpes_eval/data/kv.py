@@ -27,8 +27,7 @@ OFFICIAL = Files(
     "kv-retrieval-{}_keys.jsonl.gz",
     "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/kv_retrieval_data",
     places=("kv_retrieval_data",),
-    size="num_keys",
-    sizes=(75, 140, 300),
+    generated=True,
 )
 LINE = {"ordered_kv_records": [["KEY", "VALUE"], ["KEY 2", "VALUE 2"]], "key": "KEY", "value": "VALUE"}
 """What a line of a file has."""

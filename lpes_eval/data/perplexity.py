@@ -20,7 +20,7 @@ from lm_eval.api.instance import Instance
 
 from lpes_eval import files
 from lpes_eval.data import splits
-from lpes_eval.data.source import Asked, Files, Source, asked, named_path
+from lpes_eval.data.source import Asked, Files, Source, asked
 from lpes_eval.errors import DataError, PromptTooLong, first_line
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.task import SPLIT, BenchmarkTask
@@ -36,7 +36,6 @@ PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, 
     "test-00000-of-00001-29a571947c0b5ccc.parquet",
     "https://huggingface.co/datasets/emozilla/pg19-test/resolve/c5e39bf32e33f9111323aa68d7d9000d22722035/data",
 )
-SUBFOLDERS = ("", "test", "pg19/test", "pg19")
 
 
 class Text(NamedTuple):
@@ -50,7 +49,7 @@ def read(path: str | Path) -> list[Text]:
     """The texts of a file (``.txt``: one; ``.jsonl``: ``text`` of each line; PG-19's) or of a folder of ``.txt``."""
     from pyarrow import ArrowException, parquet
 
-    path = named_path("text_file", path)
+    path = Path(str(path)).expanduser()
     try:
         if path.name.endswith((".jsonl", ".jsonl.gz")):
             lines = files.read_jsonl(path, {"text": "TEXT"})
@@ -59,8 +58,7 @@ def read(path: str | Path) -> list[Text]:
             books = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
             texts = list(map(Text, books["short_book_title"], books["text"]))
         else:
-            folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
-            found = [path] if path.is_file() else next(filter(None, folders), [])  # a pipe would be waited for
+            found = [path] if path.is_file() else sorted(path.glob("*.txt"))
             texts = [Text(file.name, file.read_text(encoding="utf-8")) for file in found]
     except DataError:
         raise
@@ -159,9 +157,7 @@ class Task(BenchmarkTask):
         self, *, split: str = "held_out", search_seed: int = 0, text_file: Any = None, **settings: Any
     ) -> tuple[list[dict[str, Any]], Source]:
         """One row a text, without the text itself."""
-        if text_file is not None and (settings.get("source") not in (None, "folder") or settings.get("data_dir")):
-            raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
-        request = asked(settings) if text_file is None else Asked("folder", named_path("text_file", text_file))
+        request = asked(settings) if text_file is None else Asked("folder", Path(str(text_file)).expanduser())
         kind, path = request.kind, request.folder or PG19.path(request)
         self.texts: list[Text] = read(path)
         chosen = text_numbers(len(self.texts), split, search_seed)
@@ -235,11 +231,10 @@ class Task(BenchmarkTask):
                 "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
             )
         if lm.max_length < length:
-            others = f" (max_length={self._longest} for every length up to the longest)" * (self._longest > length)
             raise PromptTooLong(
                 f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
-                f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
-                "trained window"
+                f"cut them from the left; add max_length={self._longest} to --model_args to measure beyond the trained "
+                "window"
             )
         return windows(
             text,

@@ -5,12 +5,11 @@ import hashlib
 import pytest
 
 from lpes_eval.data import leval
-from lpes_eval.errors import PromptTooLong
 from lpes_eval.harness.segments import join
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
-PROMPTS = "0f5df5a33269951c99c402b6d491174ec908e595e7bd967df381686e63947146"
+PROMPTS = "0c24f9c834ce27ba172a48fefe176cc6343d8160711e8cff3e2b59382f58067a"
 
 
 def test_prompts_are_the_benchmarks_to_the_byte():
@@ -191,19 +190,6 @@ def test_a_long_document_is_cut_once_for_all_its_questions_and_short_ones_stay(r
     assert (len(LONG.split(" ")) - len(first.split(" "))) > 250
     assert len(first.split(" ")) % 250 == (WINDOW - NEW_TOKENS) % 250  # so many words, less 250 at a time
     assert short == "Document 1. " + "the story goes on and on " * 3
-
-
-@pytest.mark.parametrize("limit", [300, 990])
-def test_by_the_authors_rule_the_limit_is_the_documents_alone(run, lm, limit):
-    expected = cut_by_their_loop(LONG, limit, lambda text: len(lm.tokenizer(text)["input_ids"]))
-    metadata = {"cutting": "authors", "prompt_tokens": limit}
-    if limit + 200 > WINDOW - NEW_TOKENS:  # the rest comes on top, and does not fit
-        with pytest.raises(PromptTooLong, match=rf"lpes_leval_tpo.* prompt tokens, at most {WINDOW - NEW_TOKENS}"):
-            run(["lpes_leval_tpo"], limit=1, **metadata)
-    else:
-        (sample,) = run(["lpes_leval_tpo"], limit=1, **metadata)["samples"]["lpes_leval_tpo"]
-        assert document_of(sample["arguments"][0][0]) == expected
-        assert len(lm.tok_encode(sample["arguments"][0][0])) > limit
 
 
 def test_chat_template_gets_the_benchmarks_two_messages_and_counts(run, lm):

@@ -92,10 +92,10 @@ def test_texts_come_from_files_folders_and_pg19s_parquet_file(tmp_path, write):
     from pyarrow import parquet
 
     for name in ("b", "a"):
-        write(tmp_path / "test" / f"{name}.txt", f"text {name}")
+        write(tmp_path / f"{name}.txt", f"text {name}")
     a, b = (perplexity.Text(f"{name}.txt", f"text {name}\n") for name in "ab")
     assert perplexity.read(tmp_path) == [a, b]
-    assert perplexity.read(tmp_path / "test" / "a.txt") == [a]
+    assert perplexity.read(tmp_path / "a.txt") == [a]
     lines = write(tmp_path / "lines.jsonl.gz", {"text": "one"}, {"text": "two"})
     assert [text.text for text in perplexity.read(lines)] == ["one", "two"]
     table = pyarrow.table({"short_book_title": ["Emma"], "publication_date": [1815], "url": ["-"], "text": ["I"]})
@@ -180,19 +180,15 @@ def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(t
 
 def test_windows_that_lm_eval_would_cut_and_texts_that_are_too_short_are_refused(toy, run):
     for window, task, options, message in (
-        (256, "lpes_ppl_001k", {}, r"windows of 1024 tokens, but max_length is 256 .* add max_length=1024"),
-        # in a group the first length that is refused also says what the last one will need
-        (256, "lpes_ppl", {"longest": 16384}, r"--model_args \(max_length=16384 for every length"),
+        (256, "lpes_ppl_001k", {}, r"windows of 1024 tokens, but max_length is 256 .* add max_length=2048"),
         (2048, "lpes_ppl_001k", {"texts": ("short",)}, "1 texts have fewer than longest=2048 tokens, and none"),
     ):
         with pytest.raises(PromptTooLong, match=message):
             run(toy(256, max_length=window), [task], **options)
 
 
-def test_a_text_file_and_a_folder_exclude_each_other_and_windows_need_a_model(tmp_path, task_manager):
+def test_windows_need_a_model(tmp_path, task_manager):
     (tmp_path / "0.txt").write_text(BOOK)
-    with pytest.raises(DataError, match=r"text_file=x\.txt and source or data_dir exclude each other"):
-        task_manager(data_dir=str(tmp_path), text_file="x.txt").load(["lpes_ppl_001k"])
     task = task_manager(data_dir=str(tmp_path)).load(["lpes_ppl_001k"])["tasks"]["lpes_ppl_001k"]
     with pytest.raises(UserError, match=r"lpes_ppl_001k: .* prompts that are too long would silently be truncated"):
         task.build_all_requests()

@@ -1,6 +1,5 @@
-"""ZeroSCROLLS: files, prompts and cutting, metrics, tasks, and the submission file."""
+"""ZeroSCROLLS: files, prompts and cutting, metrics, and the tasks."""
 
-import csv
 import json
 import zipfile
 from pathlib import Path
@@ -13,10 +12,8 @@ from unidecode import unidecode
 
 from lpes_eval.data import zeroscrolls
 from lpes_eval.data.source import Asked
-from lpes_eval.data.zeroscrolls import __main__ as submission
-from lpes_eval.errors import DataError, PromptTooLong
+from lpes_eval.errors import DataError
 from lpes_eval.harness import budget
-from lpes_eval.harness.segments import join
 
 # -- files and prompts -------------------------------------------------------------------------------------------------
 
@@ -25,7 +22,7 @@ SEPARATOR = "... [The rest of the article is omitted]\n\n"
 QASPER = (  # the published prompt (arXiv 2305.14196, Table 6)
     "You are given a scientific article and a question. Answer the question as concisely as you can, using a single "
     "phrase or sentence if possible. If the question cannot be answered based on the information in the article, write "
-    '"unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable".{chat}'
+    '"unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable".'
     "\n\nArticle:\n{document}\n\nQuestion:\nWho is it?{header}"
 )
 GOV_REPORT = (
@@ -37,7 +34,7 @@ GOV_REPORT = (
 def row(name: str, number: int, document: str, output: str | None) -> dict:
     """A line in the benchmark's form."""
     template, header = (GOV_REPORT, "\n\nSummary:\n") if name == "gov_report" else (QASPER, "\n\nAnswer:\n")
-    text = template.format(document=document, header=header, chat="")
+    text = template.format(document=document, header=header)
     start = text.index(":\n") + 2
     asked = text.index("Question:\n") if name != "gov_report" else start + len(document)
     return {
@@ -86,13 +83,6 @@ def read_one(folder: Path, name: str, document: str) -> tuple[str, zeroscrolls.E
     return line["input"], read(folder, name)[0]
 
 
-def test_archive_and_unpacked_folder_give_the_same_examples(folder, tmp_path):
-    with zipfile.ZipFile(folder / "qasper.zip") as file:
-        file.extractall(tmp_path / "zero_scrolls")
-    assert read(tmp_path, "qasper") == read(folder, "qasper")
-    assert all(example.references == () for example in read(folder, "qasper", "test"))
-
-
 def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
     lines = [row("squality", n, "text", f"reference {i}") for i in range(4) for n in range(2)]
     archive(tmp_path, "squality", lines, lines)
@@ -102,35 +92,24 @@ def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
 
 
 def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
-    for split, message in (("search", "search on another task"), ("train", "held_out, test")):
-        with pytest.raises(DataError, match=message):
+    for split in ("search", "train"):
+        with pytest.raises(DataError, match=f"split='{split}': expected held_out or test .* no examples to search on"):
             zeroscrolls.locate(Asked("folder", tmp_path), "qasper", split)
     path = tmp_path / "qasper.zip"
-    for member, text, split, message in (
-        (None, "", "held_out", r"qasper\.zip"),
-        ("qasper/validation.jsonl", "", "held_out", "holds no example"),
-        ("qasper/validation.jsonl", "\n{broken\n", "test", r"does not hold qasper/test\.jsonl"),
-        ("qasper/validation.jsonl", "\n{broken\n", "held_out", r"qasper/validation\.jsonl, line 2: not JSON"),
+    for text, split, message in (
+        ("", "held_out", "holds no example"),
+        ("\n{broken\n", "test", r"does not hold qasper/test\.jsonl"),
+        ("\n{broken\n", "held_out", r"qasper/validation\.jsonl, line 2: not JSON"),
     ):
-        if member:
-            with zipfile.ZipFile(path, "w") as file:
-                file.writestr(member, text)
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("qasper/validation.jsonl", text)
         with pytest.raises(DataError, match=message):
             read(tmp_path, "qasper", split)
 
 
-def fit(tokenizer, example, window, render=str, new_tokens=8):
-    limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), new_tokens)
-    return zeroscrolls.fitted(example, limits, render)
-
-
-def test_an_input_that_fits_is_sent_to_the_byte_in_its_parts(tokenizer, tmp_path):
-    text, example = read_one(tmp_path, "qasper", "A dööcument.\n")
-    assert fit(tokenizer, example, 4000) == text
-    parts = {segment.label: segment.text for segment in example.segments()}
-    assert list(parts) == ["instruction", "document", "separator", "question"]
-    assert parts["document"] == "A dööcument.\n"
-    assert parts["question"] == "Question:\nWho is it?\n\nAnswer:\n"
+def fit(tokenizer, example, window):
+    limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), 8)
+    return zeroscrolls.fitted(example, limits, str)
 
 
 def cut_by_their_tokens(tokenizer, text, query, max_tokens):
@@ -154,24 +133,6 @@ def test_a_long_document_is_cut_as_the_benchmark_cuts_it(tokenizer, tmp_path, na
     # Theirs spends one token on a second beginning-of-text token, in front of the separator.
     assert len(tokenizer(ours)["input_ids"]) - len(tokenizer(beginning)["input_ids"]) <= 1
     assert len(tokenizer(fitted)["input_ids"]) <= window - 8
-
-
-def test_the_chat_template_counts_and_an_instruction_that_leaves_no_room_is_refused(tokenizer, tmp_path):
-    _, example = read_one(tmp_path, "qasper", "the story goes on; " * 60)
-
-    def render(text):
-        return f"<user>{text}</user>" + "!" * 50
-
-    assert 490 <= len(tokenizer(fit(tokenizer, example, 500, render))["input_ids"]) <= 492
-    with pytest.raises(PromptTooLong, match="ZeroSCROLLS, qasper_1 without its document"):
-        fit(tokenizer, example, 200)
-
-
-def test_chat_models_get_the_published_prompt_without_header(tmp_path):
-    for name, published in (("qasper", QASPER), ("gov_report", GOV_REPORT)):
-        chat = zeroscrolls.for_chat(read_one(tmp_path, name, "Some text.")[1], name)
-        expected = published.format(document="Some text.", header="", chat=" Do not provide any explanation.")
-        assert join(chat.segments()) == expected
 
 
 # -- the metrics, against the authors' published figures and the formulas of the paper ---------------------------------
@@ -254,6 +215,7 @@ def test_chat_template_and_system_instruction_go_around_the_published_prompt(fol
     task = task_manager(data_dir=str(folder)).load(["lpes_zeroscrolls_qasper"])["tasks"]["lpes_zeroscrolls_qasper"]
     doc = task.eval_docs[1]
     published = task.doc_to_text(doc)
+    assert published == examples("qasper", "x")[1]["input"]
     around = {
         "system_instruction": "Be brief.",
         "chat_template": lambda messages: "".join(f"<{m['role']}>{m['content']}" for m in messages),
@@ -261,8 +223,6 @@ def test_chat_template_and_system_instruction_go_around_the_published_prompt(fol
     assert task.fewshot_context(doc, 0, **around) == f"Be brief.\n\n{published}"
     chat = task.fewshot_context(doc, 0, apply_chat_template=True, **around)
     assert chat == f"<system>Be brief.<user>{published}"
-    with pytest.raises(DataError, match=r"lpes_zeroscrolls_qasper.* --num_fewshot 1"):
-        task.fewshot_context(doc, 1)
 
 
 def test_all_seven_run_whole_and_scored(toy, run):
@@ -282,36 +242,10 @@ def test_all_seven_run_whole_and_scored(toy, run):
     assert results["results"]["lpes_zeroscrolls"]["score,none"] == pytest.approx(mean)
 
 
-# -- the submission file -----------------------------------------------------------------------------------------------
-
-
-def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, capsys, write):
-    samples = [
-        json.loads(json.dumps(s, default=str))
-        for s in run(["lpes_zeroscrolls_qasper"], split="test")["samples"].popitem()[1]
+def test_the_test_split_is_answered_without_references(run):
+    samples = run(["lpes_zeroscrolls_qasper"], split="test")["samples"]["lpes_zeroscrolls_qasper"]
+    assert [(sample["doc"]["id"], sample["doc"]["references"]) for sample in samples] == [
+        ("qasper_0", []),
+        ("qasper_1", []),
     ]
-    name, output = "samples_lpes_zeroscrolls_qasper_2026-01-01T00-00-00.jsonl", tmp_path / "out.csv"
-    arguments = [str(tmp_path / name), "--data_dir", str(folder), "--output", str(output)]
-
-    def refused(*samples, also=()) -> str:
-        write(tmp_path / name, *samples)
-        assert submission.main([*also, *arguments]) == 2
-        assert not output.exists()
-        return capsys.readouterr().err
-
-    assert "1 ids are missing, such as qasper_2" in refused(*samples)  # two of three examples were answered
-    samples.append({**samples[0], "doc": {"id": "qasper_2"}, "resps": [['a, "quoted"\nline']]})
-    samples[1]["resps"] = [["a return alone\rends a row too"]]
-    other = {**samples[0], "doc": {"id": "qasper_3"}}
-    assert "1 ids are not in the test set, such as qasper_3" in refused(*samples, other)
-    assert "sample 4: id qasper_0 stands there twice" in refused(*samples, samples[0])
-    assert "line 1: 'resps'[0][0] is NoneType" in refused({**other, "resps": [[None]]})
-    assert "qasper has samples in another file too" in refused(*samples, also=[str(tmp_path / name)])
-
-    assert submission.main(arguments) == 0
-    missing = "gov_report, summ_screen_fd, qmsum, squality, narrative_qa, space_digest, quality, musique, book_sum_sort"
-    assert capsys.readouterr().out == f"{output}: qasper 3; not in it: {missing}\n"
-    with output.open(newline="") as file:
-        rows = list(csv.reader(file))
-    expected = [["qasper", f"qasper_{n}", sample["resps"][0][0]] for n, sample in enumerate(samples)]
-    assert rows == [["Task", "ID", "Prediction"], *expected]
+    assert all(isinstance(sample["resps"][0][0], str) for sample in samples)
