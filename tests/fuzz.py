@@ -193,7 +193,6 @@ def data(folder):
         written(folder / "leval.jsonl", leval.LINE | {"outputs": ["True [fact: False]"]}): partial(
             leval.read, name="sci_fi"
         ),
-        written(folder / "zero.jsonl", line, line): reviews,
         folder / "space_digest.zip": reviews,
         written(folder / "text.jsonl.gz", {"text": "TEXT"}): perplexity.read,
         folder / "pg.parquet": perplexity.read,
@@ -258,8 +257,8 @@ def metadata(folder):
     from lpes_eval.data import source
     from lpes_eval.harness import settings
 
-    told = {"num_keys": 50, "positions": [0, 50], "source": "folder", "data_dir": str(folder), "search_seed": "1",
-            "split": "search", "stride": 256.0, "cutting": "prompt", "pretrained": "m", "text_file": "t"}  # fmt: skip
+    told = {"num_keys": 50, "positions": [0, 50], "data_dir": str(folder), "search_seed": "1",
+            "split": "search", "stride": 256.0, "pretrained": "m", "text_file": "t"}  # fmt: skip
 
     def read(path):
         try:

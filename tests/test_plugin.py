@@ -1,7 +1,6 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
 import ast
-import logging
 import os
 import subprocess
 import sys
@@ -47,7 +46,7 @@ def test_a_python_that_never_imports_lm_eval_imports_nothing_of_it(tmp_path):
 
 def test_one_environment_variable_turns_it_off(tmp_path):
     code = "import sys; print('_lpes_eval_hook' in [type(finder).__module__ for finder in sys.meta_path])"
-    for value in ("0", "false", "OFF", "no", "", " "):
+    for value in ("0", "OFF", ""):
         assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN=value) == "False"
     assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN="1") == "True"
 
@@ -72,7 +71,7 @@ def managers(build):
     """lm_eval.tasks.manager with this function in place of ``TaskIndex.build``, extended."""
     module = SimpleNamespace(
         TaskIndex=SimpleNamespace(build=build),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None}),
         __file__="/lm_eval/tasks/manager.py",
     )
     plugin.extend_tasks(module)
@@ -159,9 +158,7 @@ def command(monkeypatch):
 @pytest.mark.parametrize(
     ("tasks", "metadata", "message"),
     [
-        ("kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
-        ("mmlu,kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
-        ("kv_retrieval", {"pairs": 20}, "pairs=20: no setting of this task; expected one of chat_prompt, cutting"),
+        ("kv_retrieval", {"pairs": 20}, "pairs=20: no setting of this task; expected one of data_dir, length"),
         ("kv_retrieval*", {"data_dir": "/nowhere"}, "data_dir=/nowhere: no such folder"),
         ("mdqa_pos", {"split": "serach"}, "split='serach' is not a split; expected one of held_out, search"),
         ("leval", {}, "L-Eval has no generated set"),
@@ -174,20 +171,10 @@ def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(co
 def test_only_what_the_user_can_fix_ends_the_command_and_no_examples_of_other_peoples_tasks(
     command, tmp_path, monkeypatch
 ):
-    assert "nowhere.json" in command(model="lpes", model_args={"factors": "nowhere.json"})
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", str(tmp_path))
     named = {"tasks": "mdqa_pos", "model_args": {"pretrained": "org/model"}}
     assert "is not in the cache" in command(**named)
     assert not command(**named, include_path="mine")
-
-
-@pytest.mark.parametrize(
-    ("typed", "number"), [("factors=1_5", True), ("factor=.1_5", True), ("factors=26_1.json", False)]
-)
-def test_a_number_that_lm_eval_would_read_as_another_one_is_refused(typed, number, monkeypatch, command):
-    monkeypatch.setattr("sys.argv", ["lm_eval", "--model_args", f"pretrained=x,{typed},dtype=float16"])
-    said = command()
-    assert said.startswith(f"{typed}: lm_eval reads this without the _") if number else not said
 
 
 def test_a_chat_template_that_is_not_there_is_refused_by_the_tokenizer_alone(command, tmp_path):
@@ -320,15 +307,11 @@ def test_every_task_folder_says_what_it_is_and_every_yaml_gives_the_name_it_is_c
     assert all(path.with_name("README.md").is_file() for path in found)
 
 
-def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager, caplog):
+def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager):
     manager = task_manager()
     assert manager.match_tasks(["lpes_leval_t*"]) == ["lpes_leval_tpo", "lpes_leval_true_false"]
     assert {"lpes_zeroscrolls_gov_report", "zeroscrolls_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
     listed = [line.split("|")[1].strip() for line in manager.list_all_tasks().splitlines() if line.count("|") > 2]
     assert [name for name in listed if "leval" in name] == ["lpes_leval"]
-    with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="no generated set"):
+    with pytest.raises(ValueError, match="no generated set"):
         manager.load("leval")
-    assert "leval: this is lpes_leval of lpes-eval" in caplog.text
-    manager.task_index["leval"] = manager.task_index["kv_retrieval"]  # somebody else's
-    manager.load("leval")
-    assert "leval is not lpes-eval's, which is called lpes_leval, but another task" in caplog.text

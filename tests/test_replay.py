@@ -75,14 +75,13 @@ def test_a_factors_file_of_few_kilobytes_is_answered_or_refused_in_time(tmp_path
 
 
 def test_data_of_users_are_read_or_refused(tmp_path):
-    from lpes_eval.data import leval, perplexity, source
+    from lpes_eval.data import leval, perplexity
     from lpes_eval.harness.plugin import check_examples
 
     written(tmp_path / "tpo.jsonl", json.dumps(leval.LINE))
     check_examples(["kv_retrieval"], {}, {})  # the first call imports lm_eval
     refused(check_examples, ["leval_tpo"], {}, {"data_dir": str(tmp_path)}, says="two documents or more")
     refused(perplexity.read, 5)
-    refused(source.named_path, "data_dir", "a\0b")
 
 
 def test_names_do_not_break_junit_markdown_and_the_terminal(tmp_path):
