@@ -7,7 +7,6 @@ import inspect
 import pickle
 import weakref
 
-import peft
 import pytest
 import torch
 from transformers import DynamicCache
@@ -86,15 +85,10 @@ def test_it_combines_beams_as_without_a_cache_or_refuses_them(llama, name):
     assert torch.equal(cached, anew)
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGING if name != "attention_buckets"])
+@pytest.mark.parametrize("name", [name for name in CHANGING if name not in ("attention_buckets", "ms_poe", "moice")])
 def test_a_static_cache_serves_where_it_has_room_for_the_keys(llama, name):
-    method, more = put(name, llama), {"ms_poe": 4, "moice": 14}
-    with prompt_ends_at(method, LENGTH - 1):
-        if name in more:
-            with pytest.raises(UserError, match=f"caches {more[name]} heads of keys beside 2 of values"):
-                generated(llama, cache_implementation="static")
-        else:
-            assert apart(generated(llama, cache_implementation="static"), generated(llama)) < 1e-4
+    with prompt_ends_at(put(name, llama), LENGTH - 1):
+        assert apart(generated(llama, cache_implementation="static"), generated(llama)) < 1e-4
 
 
 @pytest.mark.parametrize("name", CHANGING)
@@ -172,24 +166,6 @@ def test_a_cache_that_was_filled_otherwise_is_refused_and_a_second_detach_does_n
     go_on(own)
 
 
-def test_every_module_keeps_its_mode(llama):
-    llama.train()
-    llama.model.layers[1].eval()
-    put("ms_poe", llama).detach()
-    assert [layer.training for layer in llama.model.layers][:3] == [True, False, True]
-
-
-@pytest.mark.parametrize("name", ["ms_poe", "positional_channel"])
-def test_where_a_prompt_ends_has_to_be_known(llama, name):
-    llama.config._attn_implementation = "flex_attention"
-    with pytest.raises(UserError, match="masks of flex_attention"):
-        put(name, llama)
-    llama.config._attn_implementation = "sdpa"
-    tuning = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8)
-    with pytest.raises(UserError, match="tokens of its own before the prompt"):
-        put(name, peft.get_peft_model(llama, tuning))
-
-
 def test_a_prompt_in_pieces_is_refused_though_some_rows_end_with_the_first_piece(llama):
     method, ends = put("ms_poe", llama), torch.tensor([6, LENGTH - 1])
     with pytest.raises(UserError, match="ends in column 19, and the first pass has 7"), method.prompt_ends_at(ends):
@@ -233,26 +209,20 @@ REFUSED = {
     "pi": (
         ({"factor": "x"}, "^factor=x: expected a number"),
         ({"factor": 0}, "factor=0: .* expected a number from 0.001"),
-        *(({"skip": n}, f"^skip={n}: expected (a whole number|at least 0)") for n in (-3, 1.7, True)),
-        *(({"skip": n}, f"^skip={n}: the model has 4 layers, of which none") for n in (4, 10**9)),
     ),
     "attention_buckets": (
-        ({"combine": "mean"}, "combine=mean: expected probabilities or logits"),
         *(({"bases": given}, "numbers > 1 with ':' between them") for given in ("10000,17500", "", [0], ["x"])),
     ),
     "ms_poe": (
         ({"min": 2, "max": 1}, "min=2,max=1: expected min <= max"),
         ({"min": "1_5"}, "min=1_5: expected a number"),
         ({"threshold": 0}, "threshold=0: expected more than 0"),
-        ({"order": "code"}, "order=code: expected paper or authors"),
         ({"skip": -1}, "skip=-1: expected at least 0"),
         ({"skip": 4}, "skip=4: the model has 4 layers, of which none would be left"),
     ),
     "positional_channel": (
         ({"channel": 64}, "channel=64: the model has 64 hidden channels"),
         ({"channel": 0, "scale": 1}, "scale=1: expected less than 1"),
-        ({"channel": 0, "samples": 0}, "samples=0: expected at least 1"),
-        *(({"channel": 0, "layers": n}, f"layers={n}: expected FIRST:END with") for n in ("2", "3:3", "1:5", "a:b")),
     ),
     "string": (
         ({"shift": 4, "window": 4}, "shift=4,window=4: expected window < shift"),
