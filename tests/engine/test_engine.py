@@ -76,7 +76,7 @@ FAMILIES = {  # what differs in how keys, positions and masks reach attention
 
 def tiny_lm(folder, family, dtype="float32", attention="sdpa", **settings):
     """A model of this family, with factors."""
-    tokenizer.save(folder, 1024)
+    tokenizer.save(folder, tokenizer.VOCAB_SIZE)
     config = tiny_config(family, vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, **settings)
     config._attn_implementation = attention
     model, reads = tiny_model(config).to(getattr(torch, dtype)), AutoTokenizer.from_pretrained(folder)
