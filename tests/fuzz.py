@@ -258,7 +258,7 @@ def metadata(folder):
     from lpes_eval.harness import settings
 
     told = {"num_keys": 50, "positions": [0, 50], "data_dir": str(folder), "search_seed": "1",
-            "split": "search", "stride": 256.0, "pretrained": "m", "text_file": "t"}  # fmt: skip
+            "split": "search", "longest": 256.0, "pretrained": "m", "text_file": "t"}  # fmt: skip
 
     def read(path):
         try:

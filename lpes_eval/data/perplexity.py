@@ -1,6 +1,6 @@
 """Perplexity at a context length: long texts, the windows of them that are scored, and lm-eval's task.
 
-What is measured at length n is the perplexity of the last ``stride`` tokens of a window of n tokens, as in the sliding
+What is measured at length n is the perplexity of the last ``STRIDE`` tokens of a window of n tokens, as in the sliding
 windows of Position Interpolation (arXiv 2306.15595) and YaRN (arXiv 2309.00071), which both score the last 256. The
 scored tokens are the same at every length, and only the text before them differs; so a text must be as long as the
 longest window compared.
@@ -86,9 +86,9 @@ class Window(NamedTuple):
     tokens: int
 
 
-def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:
+def target_ends(total: int, longest: int) -> list[int]:
     """Where in a text of ``total`` tokens the scored spans end: from ``longest`` to ``total``, none overlapping."""
-    count = min(count, 1 + (total - longest) // stride)
+    count = min(WINDOWS, 1 + (total - longest) // STRIDE)
     return [longest + i * (total - longest) // max(count - 1, 1) for i in range(count)]
 
 
@@ -114,29 +114,27 @@ def windows(
     length: int,
     *,
     longest: int,
-    stride: int,
-    count: int,
     offsets: Sequence[tuple[int, int]],
     encode_pair: Callable[[str, str], tuple[Sequence[int], Sequence[int]]],
 ) -> list[Window]:
-    """At most ``count`` windows of ``length`` tokens of a text, special tokens included, the last ``stride`` scored.
+    """At most ``WINDOWS`` windows of ``length`` tokens of a text, special tokens included, the last ``STRIDE`` scored.
 
     There is none in a text of fewer than ``longest`` tokens, the greatest of all lengths, which decides what is scored.
     ``offsets`` are ``(start, end)`` of the text's tokens, in characters; ``encode_pair`` is the model's tokenization of
     a context and what follows it, by which sizes are counted. ``DataError``: no more tokens than are scored.
     """
-    if not stride < length <= longest:
-        raise DataError(f"length={length}: expected more than stride={stride} and at most longest={longest} tokens")
+    if not STRIDE < length <= longest:
+        raise DataError(f"length={length}: expected more than {STRIDE} and at most longest={longest} tokens")
     found = []
-    for end in target_ends(len(offsets), longest, stride, count):
-        middle, last = offsets[end - stride][0], offsets[end - 1][1]
+    for end in target_ends(len(offsets), longest):
+        middle, last = offsets[end - STRIDE][0], offsets[end - 1][1]
 
         def cut(start: int, middle: int = middle, target: str = text[middle:last]) -> Window:
             context = text[offsets[start][0] : middle]
             context_ids, target_ids = encode_pair(context, target)
             return Window(context, target, len(target_ids), len(context_ids) + len(target_ids))
 
-        found.append(_fit(cut, max(end - length, 0), end - stride, length))
+        found.append(_fit(cut, max(end - length, 0), end - STRIDE, length))
     return found
 
 
@@ -222,8 +220,7 @@ class Task(BenchmarkTask):
         return sum(window.target_tokens for window in self._windows.get(doc["question_id"], ()))
 
     def _cut(self, text: str) -> list[Window]:
-        lm, metadata = current_lm(), self.config.metadata
-        length = metadata["length"]
+        lm, length = current_lm(), self.config.metadata["length"]
         tokenizer: Any = getattr(lm, "tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or not hasattr(lm, "_encode_pair"):
             raise DataError(
@@ -240,8 +237,6 @@ class Task(BenchmarkTask):
             text,
             length,
             longest=self._longest,
-            stride=metadata.get("stride", STRIDE),
-            count=metadata.get("windows", WINDOWS),
             offsets=tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"],
             encode_pair=lm._encode_pair,
         )

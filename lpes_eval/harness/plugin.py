@@ -90,9 +90,7 @@ def extend_models(registry: ModuleType) -> None:
     import lm_eval.models  # noqa: F401  (the built-in names, so that they come first)
 
     for name in methods.names():
-        if name in registry.model_registry:
-            logger.warning("the model type %s is another one's, not lpes-eval's", name)
-        else:
+        if name not in registry.model_registry:
             registry.model_registry.register(name, target=f"{methods.__name__}.{name}:Method")
 
 

@@ -26,7 +26,7 @@ def _text(value: Any) -> Any:
 
 SETTINGS: dict[str, flags.Reader] = {
     **dict.fromkeys(("data_dir", "split", "text_file"), _text),
-    **dict.fromkeys(("length", "longest", "prompt_tokens", "stride", "windows"), flags.at_least(1)),
+    **dict.fromkeys(("length", "longest", "prompt_tokens"), flags.at_least(1)),
     **dict.fromkeys(("num_documents", "num_keys"), flags.at_least(2)),
     "positions": _positions,
     "search_seed": flags.whole,
