@@ -60,17 +60,6 @@ def test_layers_are_taken_over_one_by_one_and_those_without_positions_never():
     assert seen == [0]
 
 
-def test_attention_is_computed_by_the_implementation_that_was_asked_for(llama):
-    expected = {}
-    for implementation in ("sdpa", "eager"):
-        llama.set_attn_implementation(implementation)
-        expected[implementation] = logits(llama)
-        method = Plain.into(llama)
-        assert torch.equal(logits(llama), expected[implementation])
-        method.detach()
-    assert not torch.equal(expected["sdpa"], expected["eager"])
-
-
 @pytest.mark.parametrize(
     ("family", "reason", "without_weights", "changes"),
     [
