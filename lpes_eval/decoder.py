@@ -47,14 +47,12 @@ class Decoder:
 
 def find_decoder(model: nn.Module) -> Decoder:
     """Find the decoder layers and rotary modules of ``model``, or raise ``UnsupportedModel`` with the reason."""
-    config = getattr(model, "config", None)
-    kind = getattr(config, "model_type", type(model).__name__)
+    config: Any = model.config
+    kind = config.model_type
 
     def refuse(reason: str) -> UnsupportedModel:
         return UnsupportedModel(f"{kind}: {reason}; layer factors scale rotary position embeddings (docs/support.md)")
 
-    if config is None or not hasattr(config, "get_text_config"):
-        raise refuse("not a transformers model (it has no config; of a wrapped one give its .module)")
     if config.is_encoder_decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:

@@ -48,7 +48,6 @@ def test_a_line_of_the_form_that_errors_show_is_read_and_no_other(tmp_path, benc
         ("kv", {"ordered_kv_records": [["a", "1", "2"], ["b", "2"]]}, "example 2: 'ordered_kv_records' are not all"),
         ("kv", {"key": "z"}, "example 2: the asked record .* is not in"),
         ("kv", {"ordered_kv_records": [["KEY", "VALUE"], ["KEY", "2"]]}, "example 2: key 'KEY' stands 2 times"),
-        ("kv", {"ordered_kv_records": [["KEY", ""], ["b", "2"]], "value": ""}, "example 2: the asked value is empty"),
         ("kv", {}, "example 2: the same as example 1, so a search could see a held-out one; remove it"),
         ("mdqa", {}, "example 2: the same as example 1"),
         ("mdqa", {"question": " "}, "example 2: 'question' or 'answers' is empty"),

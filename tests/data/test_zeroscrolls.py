@@ -211,20 +211,6 @@ def run(toy, folder, evaluate):
     return lambda tasks, **metadata: evaluate(toy(700), tasks, limit=2, data_dir=str(folder), **metadata)
 
 
-def test_chat_template_and_system_instruction_go_around_the_published_prompt(folder, task_manager):
-    task = task_manager(data_dir=str(folder)).load(["lpes_zeroscrolls_qasper"])["tasks"]["lpes_zeroscrolls_qasper"]
-    doc = task.eval_docs[1]
-    published = task.doc_to_text(doc)
-    assert published == examples("qasper", "x")[1]["input"]
-    around = {
-        "system_instruction": "Be brief.",
-        "chat_template": lambda messages: "".join(f"<{m['role']}>{m['content']}" for m in messages),
-    }
-    assert task.fewshot_context(doc, 0, **around) == f"Be brief.\n\n{published}"
-    chat = task.fewshot_context(doc, 0, apply_chat_template=True, **around)
-    assert chat == f"<system>Be brief.<user>{published}"
-
-
 def test_all_seven_run_whole_and_scored(toy, run):
     results = run(["lpes_zeroscrolls"])
     assert set(results["samples"]) == {f"lpes_zeroscrolls_{name}" for name in zeroscrolls.NAMES}

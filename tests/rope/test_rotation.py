@@ -9,13 +9,12 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import lpes_eval
 from lpes_eval import rope, rotary
-from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
+from lpes_eval.errors import CacheError, FactorsError
 from lpes_eval.factors import Factors
 from small_llama import DYNAMIC, FACTORS, by_hand, generate, llama, logits
 
@@ -229,12 +228,6 @@ def test_wrong_factors_are_refused_with_their_file_and_leave_the_model_as_it_was
     assert torch.equal(logits(model, ids), before)
 
 
-def test_what_is_no_model_of_transformers_is_refused(model):
-    for wrong in (torch.nn.Linear(2, 2), torch.nn.DataParallel(model)):
-        with pytest.raises(UnsupportedModel, match="no config; of a wrapped one give its"):
-            lpes_eval.apply(wrong, 1.5)
-
-
 # -- models that are copied, saved, placed on devices, wrapped or adapted ---------------------------------------------
 
 
@@ -296,17 +289,6 @@ def test_a_layer_on_another_device_gets_its_table_there(model, ids, first):
     )
     assert logits(model, ids).device.type == "meta"
     assert [part.device.type for part in found["tables"]] == ["meta", "meta"]
-
-
-def test_a_model_spread_by_device_map_answers_the_same(model, ids, tmp_path):
-    model.save_pretrained(tmp_path)
-    places = {f"model.layers.{h}": "cpu" if h % 2 else "disk" for h in range(4)}
-    places |= {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
-    spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "offload")
-    assert hasattr(spread, "hf_device_map")
-    lpes_eval.apply(model, FACTORS)
-    lpes_eval.apply(spread, FACTORS)
-    assert torch.allclose(logits(spread, ids), logits(model, ids), atol=1e-5)
 
 
 def test_adapters_go_with_factors(model, ids):
