@@ -69,7 +69,7 @@ def read(path: Path, num_documents: int) -> list[Example]:
 def read_synthwiki(path: Path) -> list[Example]:
     """The questions of a SynthWiki file (``.csv`` or ``.csv.gz``); raises ``DataError`` for a row that is none."""
     try:
-        rows = pandas.read_csv(path, dtype=str, keep_default_na=False)[list(SYNTHWIKI)].values.tolist()
+        rows = pandas.read_csv(path, dtype=str, keep_default_na=False)[list(SYNTHWIKI)].fillna("").values.tolist()
     except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:  # ValueError: not UTF-8, too
         message = f"cannot be read as SynthWiki's {','.join(SYNTHWIKI)}, .csv or .csv.gz"
         raise DataError(f"text_file={path}: {message} ({first_line(error)})") from None

@@ -83,7 +83,7 @@ def for_model(lm: Any, new_tokens: int, cap: int | None = None) -> Budget:
     """The budget of a prompt for ``lm``, one of lm-eval's model objects, beside an answer of up to ``new_tokens``.
 
     ``cap`` is the most prompt tokens that the protocol allows. ``DataError``: the model has no tokenizer, or no known
-    window; ``PromptTooLong``: the answer alone fills the window.
+    window.
     """
     if not isinstance(new_tokens, int) or new_tokens < 1:
         raise DataError(f"--gen_kwargs max_gen_toks={new_tokens}: expected a whole number, 1 or more")
@@ -92,11 +92,6 @@ def for_model(lm: Any, new_tokens: int, cap: int | None = None) -> Budget:
         message = "has no window or no tokenizer to count a prompt's tokens with"
         raise DataError(f"{type(lm).__name__} {message}; take a model type whose tokenizer is one of transformers'")
     free = window - new_tokens
-    if free <= 0:
-        raise PromptTooLong(
-            f"a window of {window} tokens has no room for a prompt and {new_tokens} new tokens; "
-            "ask for fewer with --gen_kwargs max_gen_toks=N"
-        )
     limit, why = cap, "by the task's protocol; raise it with --metadata prompt_tokens=N"
     if limit is None or free < limit:
         if cap is not None:
@@ -105,8 +100,7 @@ def for_model(lm: Any, new_tokens: int, cap: int | None = None) -> Budget:
         limit = free
         why = (
             f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
-            "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
-            "(--model_args max_length=N)"
+            "tokens (--gen_kwargs max_gen_toks=N), or a larger window (--model_args max_length=N)"
         )
     own = getattr(lm, "tok_encode", None) if getattr(lm, "backend", None) == "causal" else None
     encode = own or (lambda text: tokenizer(text)["input_ids"])

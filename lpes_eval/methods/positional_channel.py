@@ -66,10 +66,6 @@ class ScaledChannel(PromptInterception):
                 raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=N")
             self.channel = found[0]
 
-    def describe(self) -> dict[str, Any]:
-        """The channel, its scale, and the layers."""
-        return {"channel": self.channel, "scale": self.scale, "layers": self.layers}
-
     def attend(self, call: Call) -> Tensor:
         """Attention of the model as it is, and with the channel scaled from the prompt's last token on."""
         hidden = call.given["hidden_states"].clone()

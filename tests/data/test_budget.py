@@ -30,8 +30,8 @@ def test_what_leaves_no_room_or_says_too_little_is_refused(tokenizer):
     limits, whole = budget.for_model(model(tokenizer, 40), 20), budget.for_model(model(tokenizer, 200), 50)
     whole.check("x" * 149, "kv")  # 149 and the beginning-of-text token
     for error, message, ask in (
-        (PromptTooLong, "window of 200 .* 512 new tokens.*max_gen_toks",
-         lambda: budget.for_model(model(tokenizer, 200), 512)),
+        (PromptTooLong, "at most -312 .window of 200 less 512 .*max_gen_toks",
+         lambda: budget.for_model(model(tokenizer, 200), 512).check("x", "kv")),
         (DataError, "max_gen_toks=abc: expected", lambda: budget.for_model(model(tokenizer, 200), "abc")),
         (DataError, "no tokenizer", lambda: budget.for_model(SimpleNamespace(max_length=100), 10)),
         (PromptTooLong, r"test without its document: \d+ prompt tokens",

@@ -129,7 +129,7 @@ def test_synthwiki_gets_distractors_about_others_and_its_splits_share_no_passage
     ("name", "content", "message"),
     [
         ("no.csv", "context,question\nx,y\n", "cannot be read as SynthWiki's .*answer"),
-        ("no.csv", "context,question,answer\nx,y,\n", "row 1 has no context, question, answer"),
+        ("no.csv", "context,question,answer\nx,y\n", "row 1 has no context, question, answer"),
         ("no.csv.gz", "context,question,answer\n", "cannot be read as SynthWiki's"),
         ("nowhere.csv", "", "nowhere.csv: cannot be read"),
         (None, "", r"names no file; add text_file=FILE\.csv"),

@@ -63,7 +63,7 @@ def test_a_channel_is_searched_where_none_is_given_and_the_same_prompts_give_the
     assert len(set(found)) == len(found) == 10
     monkeypatch.setattr(positional_channel, "candidates", partial(candidates, samples=3))
     method = PositionalChannel.apply(model)
-    assert method.describe() == {"channel": found[0], "scale": 0.0, "layers": (2, 3, 4)}
+    assert (method.describe(), method.layers) == ({"channel": found[0], "scale": 0.0}, (2, 3, 4))
     shallow = AutoModelForCausalLM.from_pretrained(reference.path("kv"))  # one layer counts, more than one has to
     with pytest.raises(UserError, match=r"no hidden channel is monotone .* give channel="):
         PositionalChannel.apply(shallow)
