@@ -42,7 +42,7 @@ class Decoder:
     """The layers' own rotary modules, where they have them, by layer."""
     factor_layer: tuple[int, ...]
     """For each layer the one whose factor it takes: itself, except where it attends to keys that an earlier layer has
-    rotated (Gemma 3n, Gemma 4, Mistral Large 4). Its queries must then be rotated like them."""
+    rotated (Gemma 3n, Gemma 4). Its queries must then be rotated like them."""
 
 
 def find_decoder(model: nn.Module) -> Decoder:
@@ -80,8 +80,6 @@ def find_decoder(model: nn.Module) -> Decoder:
 
 def _key_owners(config: Any, layers: tuple[nn.Module, ...]) -> tuple[int, ...] | None:
     """For each layer the layer that rotated the keys it attends to; None where the configuration does not say."""
-    if (sources := getattr(config, "kv_source_layers", None)) is not None:  # Mistral Large 4
-        return tuple(sources)
     first_shared = len(layers) - (getattr(config, "num_kv_shared_layers", None) or 0)
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     for layer in layers[:first_shared]:

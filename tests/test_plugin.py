@@ -1,6 +1,5 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from lpes_eval.errors import UserError
 from lpes_eval.harness import budget, plugin
 
 ROOT = Path(__file__).resolve().parents[1]
-HOOK = ROOT / "build_backend" / "_lpes_eval_hook.py"
 
 
 def python(*arguments, cwd, status=0, **environment):
@@ -39,9 +37,6 @@ def test_the_hook_that_is_installed_here_waits_for_exactly_what_the_plugin_exten
 def test_a_python_that_never_imports_lm_eval_imports_nothing_of_it(tmp_path):
     code = "import sys; print(*sorted(m for m in sys.modules if 'lm_eval' in m or 'lpes' in m))"
     assert set(python("-c", code, cwd=tmp_path).split()) == {"_lpes_eval_hook"}
-    tree = ast.parse(HOOK.read_text())
-    top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    assert top == {"os", "sys"}
 
 
 def test_one_environment_variable_turns_it_off(tmp_path):
@@ -116,6 +111,10 @@ def test_no_name_of_ours_is_a_built_in_one_and_every_model_type_is_an_entry_poin
     assert not ours & folders  # a built-in task's folder carries its name; the index itself takes seconds to build
     declared = {one.name: one.value for one in entry_points(group="lm_eval.models") if "lpes_eval" in one.value}
     assert declared == {name: f"lpes_eval.methods.{name}:Method" for name in methods.names()}
+
+
+def test_where_lm_eval_reads_entry_points_the_hook_registers_nothing():
+    plugin.extend_models(SimpleNamespace(import_plugins=print))  # it has no registry: to touch it would fail
 
 
 @pytest.fixture
@@ -238,14 +237,6 @@ def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
     ours |= {f"lpes_eval/{path}" for path in tracked if path.startswith("tasks/")}
     assert ours | {"lpes_eval.pth", "_lpes_eval_hook.py"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "tasks/", "benchmarks/"))]
-
-
-def test_every_task_folder_says_what_it_is_and_every_yaml_gives_the_name_it_is_called_by():
-    from lm_eval.tasks._index import TaskIndex
-
-    found = list(plugin.tasks_folder().glob("*/*.yaml"))  # lm-eval passes over what it cannot read
-    assert {path.stem for path in found} <= set(TaskIndex.build([plugin.tasks_folder()]))
-    assert all(path.with_name("README.md").is_file() for path in found)
 
 
 def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager):

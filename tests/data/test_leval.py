@@ -55,7 +55,6 @@ EXTRACTED = {  # answer -> what auto_eval.py's process_output_mc returns for one
     "AC": ("A", "AC"),
     "DCBA": ("D", "ABCD"),
     "Answer: (B)": ("A", "AB"),
-    "B\nC": ("B", "B"),
     "B C D": ("B", "BC"),  # the last letter has nothing behind it
     "B, C and D.": ("B", "BCD"),
     "ACQuestion 3. B. D.": ("A", "AC"),  # leading letters are taken before the text is cut at "Question"
@@ -63,7 +62,6 @@ EXTRACTED = {  # answer -> what auto_eval.py's process_output_mc returns for one
     "xCAB. D": ("C", "B"),
     "Both B and D are correct": ("B", "BD"),
     "Βω": ("A", "A"),  # Greek
-    "I. think. E. F.": ("A", "A"),
     "B Question C.": ("B", "B"),
 }
 
@@ -83,7 +81,6 @@ def test_exact_match_is_the_authors():
         ("a A", "A", 1.0),  # articles and punctuation go, case stays
         ("(B).", "B", 1.0),
         ("the", "A", 0.25),  # nothing is a part of everything
-        ("ABC", "ABC", 1.0),
         ("AC", "ABC", 0.25),  # some of the correct ones
         ("ABD", "ABC", 0.0),  # one wrong letter
         ("None", "ABC", 0.0),  # a blank answer
@@ -92,8 +89,6 @@ def test_exact_match_is_the_authors():
         ("un t r u e", "TRUE", 1.0),  # contained, spaces and case aside
         ("1e1", "10", 1.0),
         ("12", "1", 0.0),  # two numbers are compared as numbers
-        ("x12", "12", 1.0),
-        ("x", "..", 0.0),
         ("", "..", 1.0),
     ):
         assert leval.exact_match(prediction, reference) == score, (prediction, reference)
@@ -106,7 +101,6 @@ def test_sci_fi_has_two_judgements():
         ("\nThe statement is true.", "FALSE, since", "True [fact: False]", (1.0, 1.0)),
         ("untrue", "no", "True [fact: False]", (1.0, 0.0)),  # "true" is found inside a word; no verdict is an error
         ("true/false", "x", "True [fact: True]", (1.0, 0.0)),  # true is looked for before false in each word
-        ("", "", "True [fact: True]", (0.0, 0.0)),
         ("True [fact: True]", "False", "True [fact: False]", (1.0, 0.0)),  # the first mark is the one that is read
     ):
         assert leval.judgement_scores(loyalty, fact, output) == scores, loyalty

@@ -25,12 +25,10 @@ def loaded(name):
     ("kind", "asked"),
     [
         ("generated", {}),
-        ("generated", {"dtype": "float32"}),
         *(("generated", {"pretrained": name}) for name in ("reference", "lpes-eval/reference", str(reference.path()))),
         ("generated", {"pretrained": loaded(str(reference.path()))}),
-        ("generated", {"factors": 1.5}),
         ("generated", {"pretrained": "lmsys/vicuna-7b-v1.5", "source": "generated"}),
-        *(("official", {"pretrained": name}) for name in ("lmsys/vicuna-7b-v1.5", "./my-model", loaded("gpt2"))),
+        *(("official", {"pretrained": name}) for name in ("./my-model", loaded("gpt2"))),
         ("official", {"model": "gpt-5"}),
         ("official", {"source": "official"}),
     ],

@@ -78,9 +78,8 @@ def read(folder: Path, name: str, split: str = "held_out") -> list[zeroscrolls.E
 
 def read_one(folder: Path, name: str, document: str) -> tuple[str, zeroscrolls.Example]:
     """The input of one example, and the example as it is read."""
-    line = row(name, 1, document, "x")
-    archive(folder, name, [line], [])
-    return line["input"], read(folder, name)[0]
+    archive(folder, name, [row(name, 1, document, "x")], [])
+    return row(name, 1, document, "x")["input"], read(folder, name)[0]
 
 
 def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
@@ -92,19 +91,11 @@ def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
 
 
 def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
-    for split in ("search", "train"):
-        with pytest.raises(DataError, match=f"split='{split}': expected held_out or test .* no examples to search on"):
-            zeroscrolls.locate(Asked("folder", tmp_path), "qasper", split)
-    path = tmp_path / "qasper.zip"
-    for text, split, message in (
-        ("", "held_out", "holds no example"),
-        ("\n{broken\n", "test", r"does not hold qasper/test\.jsonl"),
-        ("\n{broken\n", "held_out", r"qasper/validation\.jsonl, line 2: not JSON"),
-    ):
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("qasper/validation.jsonl", text)
-        with pytest.raises(DataError, match=message):
-            read(tmp_path, "qasper", split)
+    with pytest.raises(DataError, match=r"split='search': expected held_out or test .* no examples to search on"):
+        zeroscrolls.locate(Asked("folder", tmp_path), "qasper", "search")
+    archive(tmp_path, "qasper", [], [])
+    with pytest.raises(DataError, match="holds no example"):
+        read(tmp_path, "qasper")
 
 
 def fit(tokenizer, example, window):
@@ -164,16 +155,12 @@ def test_each_score_takes_its_own_best_reference_and_words_are_not_stemmed():
 def test_f1_normalisation():
     for prediction, reference, score in (
         ("café", "Cafe", 1.0),  # accents are transliterated
-        ("Łódź", "Lodz", 1.0),
         ("cafe\u0301", "café", 1.0),  # composed or not
         ("the", "a", 0.0),  # two answers that normalise to nothing do not match
-        ("", "", 0.0),
         ("“yes”", "yes", 0.0),  # typographic quotes are not among the punctuation that goes
-        ("\nyes", "yes", 1.0),
         ("yes yes", "yes", 2 / 3),  # a word counts as often as it is there
         ("The U.S. agency's report", "us agencys", 0.8),  # 2 words of 3 and of 2
         ("½ a mile", "1/2 mile", 0.5),  # the fraction is written out after punctuation has gone
-        ("日本", "日本", 1.0),
     ):
         assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(score), prediction
 
@@ -191,14 +178,10 @@ def test_exponential_similarity_is_of_the_first_percentage():
     for prediction, score in (
         ("20.5%", 0.5**1.95),
         ("Of 50 reviews, 20 are positive, so 40% of them; 60% are negative.", 1.0),
-        ("60%, that is 40%", 0.25),
         ("40", 0.0),  # no percent sign
         ("40 %", 0.0),
-        ("forty percent", 0.0),
         (".5%", 0.5**3.5),  # read as 5%
         ("-40%", 1.0),  # the sign is not seen
-        ("140%", 0.5**10),
-        ("\n\n40.%", 1.0),
     ):
         assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score), prediction
 
@@ -214,10 +197,10 @@ def run(toy, folder, evaluate):
 def test_all_seven_run_whole_and_scored(toy, run):
     results = run(["lpes_zeroscrolls"])
     assert set(results["samples"]) == {f"lpes_zeroscrolls_{name}" for name in zeroscrolls.NAMES}
-    for samples in results["samples"].values():
+    for task, samples in results["samples"].items():
         cut, whole = (sample["arguments"][0][0] for sample in samples)
         assert SEPARATOR in cut
-        assert SEPARATOR not in whole
+        assert whole == examples(task.removeprefix("lpes_zeroscrolls_"), None)[1]["input"]
         assert 680 < len(toy(700).tok_encode(cut)) <= 692
         assert not any("input" in sample["doc"] for sample in samples)
     scores = {name: results["results"][f"lpes_zeroscrolls_{name}"] for name in zeroscrolls.NAMES}

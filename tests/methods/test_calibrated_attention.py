@@ -117,16 +117,7 @@ def test_every_family_answers_the_same_with_a_cache_and_without(family):
     assert torch.equal(generated(model, given), plain)
 
 
-def test_a_batch_is_answered_as_its_prompts_are_alone(lm):
-    requests = requests_of("kv_retrieval", num_keys=5)[:2] + requests_of("mdqa_pos", num_documents=2)[:1]
-    assert lm.generate_until(requests, disable_tqdm=True) == [
-        lm.generate_until([request], disable_tqdm=True)[0] for request in requests
-    ]
-
-
-def test_what_it_cannot_do_is_refused(lm):
-    with pytest.raises(UserError, match="kv_retrieval does not say where its documents stand; expected"):
-        lm.loglikelihood(requests_of("kv_retrieval", num_keys=7)[:1])
+def test_a_chat_template_that_changes_the_prompt_is_refused(lm):
     (chat,) = requests_of("kv_retrieval", num_keys=7)[:1]
     changed = SimpleNamespace(segments=chat.segments, args=(chat.args[0].upper(), {}), task_name="kv_retrieval")
     with pytest.raises(UserError, match="chat template changes the text of a prompt"):

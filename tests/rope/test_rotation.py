@@ -71,20 +71,6 @@ def test_all_layers_tables_are_made_in_one_call_at_frequencies_of_the_true_posit
     assert calls == [(1, 40), (4, 40), (1, 1), (4, 1)]
 
 
-@pytest.mark.parametrize("whose", ["hook", "forward"])
-def test_a_rotary_module_that_somebody_else_has_changed_is_called_as_the_model_calls_it(model, ids, whose):
-    """Else their code would see the divided positions, and those of a long prompt not."""
-    lpes_eval.apply(model, FACTORS)
-    expected, calls, rotary = logits(model, ids[:1]), [], model.model.rotary_emb
-    if whose == "hook":
-        rotary.register_forward_hook(lambda module, args, output: calls.append(args[0].shape))
-    else:
-        forward = rotary.forward
-        rotary.forward = lambda x, position_ids: calls.append(x.shape) or forward(x, position_ids)
-    assert torch.equal(logits(model, ids[:1]), expected)
-    assert calls == [(1, ids.shape[1], model.config.hidden_size)]
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_generation_with_a_cache_equals_generation_without(attention, ids):
     model = llama(attn_implementation=attention)
@@ -231,16 +217,6 @@ def test_a_copy_keeps_its_factors_whatever_becomes_of_the_original(ids, options,
     lpes_eval.remove(first)
     assert torch.equal(logits(first, ids), plain)
     assert torch.equal(logits(second, ids), expected)
-
-
-def test_a_copy_rotates_by_its_own_frequencies(model, ids):
-    lpes_eval.apply(model, FACTORS)
-    other = copy.deepcopy(model)
-    other.model.rotary_emb.inv_freq = other.model.rotary_emb.inv_freq / 2
-    assert not torch.allclose(logits(other, ids[:1]), logits(model, ids[:1]), atol=1e-2)
-    filled = model(ids, use_cache=True).past_key_values
-    lpes_eval.remove(other)
-    model(ids[:, :1], past_key_values=filled)
 
 
 @pytest.mark.parametrize("first", [True, False])
