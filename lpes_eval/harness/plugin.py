@@ -201,8 +201,12 @@ def _one_line(before: Callable[..., Any], kind: type[BaseException], error: Base
 
 
 def _check_early(config: Any) -> None:
-    """Refuse what no model is needed to refuse: a chat template that is not there, examples that cannot be had."""
+    """Refuse what no model is needed to refuse: factors that cannot be read, and examples that cannot be had."""
     arguments = config.model_args or {}
+    if config.model == "lpes" and arguments.get("factors") is not None:
+        from lpes_eval import factors
+
+        factors.parse(arguments["factors"])
     if config.apply_chat_template and config.model in ("hf", *methods.names()):
         from lpes_eval.harness.budget import require_named_chat_template
 
