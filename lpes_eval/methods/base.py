@@ -72,6 +72,8 @@ class MethodLM(HFLM):
 
     def __init__(self, pretrained: Any = None, fast: bool = True, **kwargs: Any) -> None:
         self.given = dict(kwargs)
+        if not isinstance(fast, bool):
+            raise UserError(f"fast={fast}: expected True or False")
         self.fast = fast and self.by_engine
         own = {field.name for field in dataclasses.fields(self.Inside) if field.init}
         self.method = self.Inside(**{name: kwargs.pop(name) for name in own & kwargs.keys()})
