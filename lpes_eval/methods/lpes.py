@@ -62,7 +62,7 @@ class LayerFactors(InModel):
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
-        self._carried, self._before = getattr(text_config(config), FIELD, None), rope.in_force(model)
+        self._carried = getattr(text_config(config), FIELD, None)
         self.read(config)
         if self.parsed is not None:
             self.check(model)
@@ -74,10 +74,8 @@ class LayerFactors(InModel):
             raise UserError(f"pretrained: the model has {method} in it; detach it first")
 
     def detach(self) -> None:
-        """Leave the model exactly as it was, with the factors that it had."""
+        """Leave the plain model, with what its folder carries."""
         rope.remove(self._model)
-        if self._before is not None:
-            rope.apply(self._model, self._before)
         if self._carried is not None:
             setattr(text_config(self._model.config), FIELD, self._carried)
 
