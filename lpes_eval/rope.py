@@ -5,6 +5,7 @@ layer. Three kinds of modules are changed, and no weight is touched:
 
 1. The rotary module answers with a table for each layer, at positions divided by the layer's factor. So the model's
    frequencies (default, linear, dynamic NTK, yarn, llama3, longrope), its scaling and its layout stay as they are.
+   Where frequencies are fixed, tables of positions are kept, and a forward takes its rows.
 2. Each decoder layer takes its own table.
 3. The decoder refuses a key-value cache filled under other factors, because its keys are rotated already.
 
@@ -35,7 +36,7 @@ from lpes_eval.caches import with_cache as with_cache
 from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors, carried, carry, parse
-from lpes_eval.rotary import Tables, all_tables, named, one_table, own_table
+from lpes_eval.rotary import KEPT, Tables, all_tables, is_fixed, named, one_table, own_table
 from lpes_eval.weights import warn_of_other_weights
 
 METHOD = "_peer_method"
@@ -80,7 +81,7 @@ def apply(model: nn.Module, factors: Given = None) -> None:
     rotaries: list[tuple[nn.Module, int | None]] = [(rotary, None) for rotary in decoder.rotaries]
     rotaries += [(rotary, h) for h, within in decoder.own.items() for rotary in within]
     for rotary, number in rotaries:
-        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number})
+        _change(rotary, _Rotary, {_FACTORS: state, _LAYER: number, KEPT: {}})
     for h, layer in enumerate(decoder.layers):
         _change(layer, _Layer, {_LAYER: h})
 
@@ -108,7 +109,7 @@ def remove(model: nn.Module) -> None:
     for module in model.modules():
         if (kinds := vars(type(module)).get("_kinds")) is not None:
             object.__setattr__(module, "__class__", kinds[1])
-            for name in (_FACTORS, _LAYER):
+            for name in (_FACTORS, _LAYER, KEPT):
                 vars(module).pop(name, None)
 
 
@@ -189,13 +190,16 @@ class _Rotary(_Changed):
     """Answers with the tables of all layers, or with that of the layer that it is in."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        super().__call__(*args, **kwargs)  # type: ignore[misc]  # the dynamic kinds choose their frequencies in it
+        fixed = is_fixed(self)
+        if not fixed:  # the dynamic kinds choose their frequencies by the true length
+            super().__call__(*args, **kwargs)  # type: ignore[misc]
         rotary: Any = self
         state, number, call = vars(self)[_FACTORS], vars(self)[_LAYER], named(args, kwargs)
         divisors = state.divisors_on(call["x"].device)
         if number is not None:
             return one_table(rotary, call, divisors, state.owners[number])
-        return all_tables(rotary, call, divisors, state.owners)
+        keep = fixed and not state.follows_a_tensor and not torch.compiler.is_compiling()
+        return all_tables(rotary, call, divisors, state.owners, keep)
 
 
 class _Layer(_Changed):
@@ -222,6 +226,11 @@ class _LayerFactors:
 
     def _new_stamp(self) -> Stamp:
         return Stamp("were not rotated under the layer factors now in force", self.factors)
+
+    @property
+    def follows_a_tensor(self) -> bool:
+        """Whether the factors may be others at the next forward."""
+        return self._tensor is not None
 
     @property
     def factors(self) -> tuple[float, ...]:

@@ -14,8 +14,14 @@ import torch
 from torch import Tensor, nn
 
 ROWS = 1 << 14
-"""Tables of all layers are made at once up to this many rows (layers times positions: 16 MiB of float32 in heads of
-128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one."""
+"""Tables of all layers are made at once, and kept, up to this many rows (layers times positions: 16 MiB of float32 in
+heads of 128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one."""
+BLOCK = 256
+"""Positions are tabulated in multiples of this."""
+KEPT = "_kept_tables"
+"""The attribute of a rotary module that holds tables of positions, by layer type, dtype and device."""
+FIXED = {"default", "linear", "yarn", "llama3", "proportional"}
+"""transformers' kinds of rotary embeddings whose frequencies do not depend on the length of a prompt."""
 
 
 class Tables:
@@ -72,12 +78,12 @@ def one_table(rotary: nn.Module, call: dict[str, Any], divisors: Tensor, layer: 
     return _made(rotary, call, call["position_ids"], divisors[layer][None])[0]
 
 
-def all_tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor, layers: Sequence[int]) -> Tables:
-    """The tables of all layers; layer h takes the factor of ``layers[h]``."""
+def all_tables(rotary: nn.Module, call: dict[str, Any], divisors: Tensor, layers: Sequence[int], keep: bool) -> Tables:
+    """The tables of all layers; layer h takes the factor of ``layers[h]``. It may ``keep`` them."""
     ids = call["position_ids"]
     if divisors.requires_grad or len(divisors) * ids.numel() > ROWS:
         return Tables(lambda h: one_table(rotary, call, divisors, layers[h]))
-    tables = _made(rotary, call, ids, divisors)
+    tables = (_kept(rotary, call, divisors) if keep else None) or _made(rotary, call, ids, divisors)
     return Tables(lambda h: tables[layers[h]])
 
 
@@ -98,3 +104,54 @@ def _made(rotary: Any, call: dict[str, Any], ids: Tensor, divisors: Tensor) -> l
 def _looks_for_the_longest(kind: Any) -> bool:
     """Whether the tables depend on the longest position (Phi-MoE)."""
     return "max" in inspect.unwrap(kind.forward).__code__.co_names
+
+
+def _kept(rotary: Any, call: dict[str, Any], divisors: Tensor) -> list[Any] | None:
+    """The tables of all layers as rows of kept ones; None where there is no row for each position."""
+    ids = call["position_ids"]
+    if ids.ndim != 2 or ids.is_floating_point() or ids.is_meta or _looks_for_the_longest(rotary.__class__):
+        return None
+    if ids.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph cannot wait for the largest position
+        return None
+    low, high = (int(end) for end in ids.aminmax())
+    place = call.get("layer_type"), call["x"].dtype, ids.device
+    block = vars(rotary)[KEPT].get(place)
+    if block is None or not block.is_of(rotary) or not block.first <= low <= high < block.end:
+        block = vars(rotary)[KEPT][place] = _Block(rotary, call, divisors, low, high)
+    if block.rows is None or not block.first <= low:
+        return None
+    chosen = block.rows.index_select(1, (ids - block.first).view(-1))
+    each = chosen.view(-1, *ids.shape, chosen.shape[-1]).unbind(0)
+    return list(zip(each[::2], each[1::2], strict=True))
+
+
+class _Block:
+    """Cosines and sines of each layer in turn, ``rows`` (2 * layers, positions, d), from position ``first`` on.
+
+    There are none where the module answers in another form, or the positions are too many or below 0.
+    """
+
+    def __init__(self, rotary: Any, call: dict[str, Any], divisors: Tensor, low: int, high: int) -> None:
+        most = ROWS // len(divisors)
+        self.first = 0 if high < most else low
+        size = min(most, -(-(high - self.first + 1) // BLOCK) * BLOCK)
+        self.end, self.rows = self.first + size, None
+        self._frequencies = [*rotary._buffers.values()]
+        if self.first <= low and high < self.end:
+            with torch.inference_mode(False), torch.no_grad():
+                positions = torch.arange(self.first, self.end, device=divisors.device)[None]
+                parts = [part for table in _made(rotary, call, positions, divisors) for part in table]
+                if len(parts) == 2 * len(divisors) and {part.shape[:-1] for part in parts} == {(1, size)}:
+                    self.rows = torch.cat(parts)
+
+    def is_of(self, rotary: Any) -> bool:
+        """Whether nobody has replaced the module's frequencies since."""
+        return all(then is now for then, now in zip(self._frequencies, rotary._buffers.values(), strict=True))
+
+
+def is_fixed(rotary: Any) -> bool:
+    """Whether a rotary module has the same frequencies at all lengths, and nobody's hooks and no other forward."""
+    if rotary._forward_pre_hooks or rotary._forward_hooks or "forward" in rotary.__dict__:
+        return False
+    kinds = getattr(rotary, "rope_type", None)
+    return {*(kinds.values() if isinstance(kinds, dict) else [kinds])} <= FIXED

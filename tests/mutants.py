@@ -94,6 +94,20 @@ MUTANTS = (
         (f"{ROPE}/test_cache_guard.py",),
     ),
     Mutant(
+        "kept tables have a row for each position from the first of their block",
+        "lpes_eval/rotary.py",
+        "(ids - block.first).view(-1)",
+        "(ids % block.rows.shape[1]).view(-1)",
+        (f"{ROPE}/test_rotation.py::test_rows_of_kept_tables_are_what_the_rotary_module_computes",),
+    ),
+    Mutant(
+        "tables are made anew where the frequencies have changed",
+        "lpes_eval/rotary.py",
+        "or not block.is_of(rotary) or not",
+        "or not",
+        (f"{ROPE}/test_rotation.py::test_frequencies_that_somebody_changes_are_tabulated_anew",),
+    ),
+    Mutant(
         "the factors in force are those that were applied, to the last digit",
         "lpes_eval/rope.py",
         "Factors(factors=state.factors, origin=state.origin)",

@@ -59,16 +59,47 @@ def watch(monkeypatch):
     return set_up
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic"])
-def test_all_layers_tables_are_made_in_one_call_at_frequencies_of_the_true_positions(kind, ids, watch):
-    """Those of the model's own call, on which the dynamic kinds' frequencies depend."""
+@pytest.mark.parametrize(("kind", "rows"), [("linear", [(4, 256)]), ("dynamic", [(1, 40), (4, 40), (1, 1), (4, 1)])])
+def test_fixed_frequencies_are_tabulated_once_and_others_in_one_call_for_all_layers(kind, rows, ids, watch):
+    """Frequencies that depend on the length are chosen by the model's own call, at the true positions alone."""
     model = llama(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0})
     lpes_eval.apply(model, FACTORS)
     calls = []
     watch(lambda positions, cos: calls.append(tuple(positions.shape)))
     logits(model, ids[:1])
     logits(model, ids[:1, :1])
-    assert calls == [(1, 40), (4, 40), (1, 1), (4, 1)]
+    assert calls == rows
+
+
+@pytest.mark.parametrize("first", [0, 250, 5000])
+def test_rows_of_kept_tables_are_what_the_rotary_module_computes(model, ids, first, monkeypatch):
+    """At positions in the first block, across two blocks, and beyond what is kept from the beginning."""
+    lpes_eval.apply(model, FACTORS)
+    logits(model, ids)
+    places = torch.stack((torch.arange(40), torch.arange(40).flip(0))) + first
+    kept = logits(model, ids, position_ids=places)
+    monkeypatch.setattr(rotary, "_kept", lambda *_: None)
+    assert torch.equal(kept, logits(model, ids, position_ids=places))
+
+
+@pytest.mark.parametrize("change", ["frequencies", "dtype"])
+def test_frequencies_that_somebody_changes_are_tabulated_anew(model, ids, change):
+    lpes_eval.apply(model, FACTORS)
+    logits(model, ids)
+    if change == "frequencies":
+        model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 3
+    else:
+        model.double()
+    expected = by_hand(model if change != "dtype" else llama(), ids, FACTORS)
+    assert torch.allclose(logits(model, ids).float(), expected, atol=1e-3)
+
+
+def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(model, ids):
+    lpes_eval.apply(model, FACTORS)
+    with torch.inference_mode():
+        model(ids[:1])
+    model(ids[:1]).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
