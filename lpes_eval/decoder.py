@@ -42,19 +42,17 @@ class Decoder:
     """The layers' own rotary modules, where they have them, by layer."""
     factor_layer: tuple[int, ...]
     """For each layer the one whose factor it takes: itself, except where it attends to keys that an earlier layer has
-    rotated (Gemma 3n, Gemma 4, Mistral Large 4). Its queries must then be rotated like them."""
+    rotated (Gemma 3n, Gemma 4). Its queries must then be rotated like them."""
 
 
 def find_decoder(model: nn.Module) -> Decoder:
     """Find the decoder layers and rotary modules of ``model``, or raise ``UnsupportedModel`` with the reason."""
-    config = getattr(model, "config", None)
-    kind = getattr(config, "model_type", type(model).__name__)
+    config: Any = model.config
+    kind = config.model_type
 
     def refuse(reason: str) -> UnsupportedModel:
         return UnsupportedModel(f"{kind}: {reason}; layer factors scale rotary position embeddings (docs/support.md)")
 
-    if config is None or not hasattr(config, "get_text_config"):
-        raise refuse("not a transformers model (it has no config; of a wrapped one give its .module)")
     if config.is_encoder_decoder:
         raise refuse("an encoder-decoder model, not a causal language model")
     if kind in REFUSED:
@@ -82,8 +80,6 @@ def find_decoder(model: nn.Module) -> Decoder:
 
 def _key_owners(config: Any, layers: tuple[nn.Module, ...]) -> tuple[int, ...] | None:
     """For each layer the layer that rotated the keys it attends to; None where the configuration does not say."""
-    if (sources := getattr(config, "kv_source_layers", None)) is not None:  # Mistral Large 4
-        return tuple(sources)
     first_shared = len(layers) - (getattr(config, "num_kv_shared_layers", None) or 0)
     kinds = getattr(config, "layer_types", None) or [None] * len(layers)
     for layer in layers[:first_shared]:

@@ -33,7 +33,6 @@ from transformers.cache_utils import Cache
 from lpes_eval.caches import Stamp
 from lpes_eval.caches import cache_of as cache_of
 from lpes_eval.caches import with_cache as with_cache
-from lpes_eval.decoder import REFUSED as REFUSED
 from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors, carried, carry, parse

@@ -136,7 +136,7 @@ class _Block:
         self.first = 0 if high < most else low
         size = min(most, -(-(high - self.first + 1) // BLOCK) * BLOCK)
         self.end, self.rows = self.first + size, None
-        self._frequencies = _frequencies(rotary)
+        self._frequencies = [*rotary._buffers.values()]
         if self.first <= low and high < self.end:
             with torch.inference_mode(False), torch.no_grad():
                 positions = torch.arange(self.first, self.end, device=divisors.device)[None]
@@ -145,14 +145,8 @@ class _Block:
                     self.rows = torch.cat(parts)
 
     def is_of(self, rotary: Any) -> bool:
-        """Whether nobody has replaced the module's frequencies since, or written to them."""
-        pairs = zip(self._frequencies, _frequencies(rotary), strict=True)
-        return all(then is now and version == today for (then, version), (now, today) in pairs)
-
-
-def _frequencies(rotary: Any) -> list[tuple[Tensor, int]]:
-    """A module's frequencies, and how often each was written to."""
-    return [(buffer, 0 if buffer.is_inference() else buffer._version) for buffer in rotary._buffers.values()]
+        """Whether nobody has replaced the module's frequencies since."""
+        return all(then is now for then, now in zip(self._frequencies, rotary._buffers.values(), strict=True))
 
 
 def is_fixed(rotary: Any) -> bool:

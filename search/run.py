@@ -148,7 +148,13 @@ class Search:
 
     def _job(self, individual: Individual, generation: Generation) -> Job:
         factors, part, measure = self.factors(individual), generation.part, generation.measure
-        job = Job(factors, part=part, measure=measure, cutoff=self._cutoff(generation), settle=self.settles)
+        job = Job(
+            factors,
+            part=part,
+            measure=measure,
+            cutoff=self._cutoff(generation),
+            settle=measure == "score" and self.settles,
+        )
         if measure != "score" or part is not None:
             return job
         guarded_above = self.plain.fitness + 1e-9  # sums are rounded

@@ -111,7 +111,7 @@ def test_the_commands_of_a_page_have_the_flags_tasks_and_models_that_they_name(p
     import lm_eval
 
     from lpes_eval import methods
-    from lpes_eval.harness.settings import refuse_misspelt
+    from lpes_eval.harness.settings import refuse_unknown
 
     manager, others = task_manager(), Path(lm_eval.__file__).parent / "tasks"
     for words, whole in dict.fromkeys(commands(page)):
@@ -130,7 +130,7 @@ def test_the_commands_of_a_page_have_the_flags_tasks_and_models_that_they_name(p
         if "--tasks" in words and "train" not in words:
             for task in ",".join([flags.tasks] if isinstance(flags.tasks, str) else flags.tasks).split(","):
                 assert manager.match_tasks([task]) or (others / task).exists(), f"{shlex.join(words)}: no task {task}"
-            refuse_misspelt(getattr(flags, "metadata", None) or {}, complete=True)
+            refuse_unknown(getattr(flags, "metadata", None) or {})
             assert (getattr(flags, "model", None) or "lpes") in ("hf", *methods.names()), shlex.join(words)
 
 

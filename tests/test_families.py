@@ -24,7 +24,8 @@ from tiny_models import BUILT, FAMILIES, tiny_config, tiny_model
 # fmt: off
 NAMED = [
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "gpt_neox",
-    "stablelm", "olmo2", "cohere", "granite", "starcoder2", "glm4", "gpt_oss", "deepseek_v3", "llama4_text",
+    "gemma3n_text", "stablelm", "olmo2", "cohere", "granite", "starcoder2", "glm4", "gpt_oss", "deepseek_v3",
+    "llama4_text",
 ]
 # fmt: on
 DOCUMENT = Path(__file__).parents[1] / "docs" / "support.md"
@@ -165,51 +166,10 @@ def test_each_layer_is_interpolated_by_its_own_factor(family):
         torch.testing.assert_close(logits(model), expected, **TOLERANCE)
 
 
-# -- layers that attend to the keys of an earlier layer, beside the families of the table ------------------------------
-
-
-def mistral_large4():
-    """Layers 1 and 3 attend to the keys of layers 0 and 2; queries are not scaled by their position."""
-    if not hasattr(transformers, "MistralLarge4Config"):
-        pytest.skip("this version of transformers has no Mistral Large 4")
-    rotated = {"no_rope_layers": [1] * 4, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    text = tiny_config("mistral_large4_text", kv_source_layers=[0, 0, 2, 2], **rotated)
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "head_dim"), 16)
-    vision = {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 1, **sizes}
-    config = tiny_config("mistral_large4", text_config=text, vision_config=vision)
-    torch.manual_seed(0)
-    model = transformers.MistralLarge4ForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0.0, 0.2)
-    for module in model.modules():
-        if type(module).__name__.endswith("SoftmaxScaling"):
-            module.forward = lambda query, *_, **__: query
-    return model
-
-
-def test_a_layer_that_attends_to_another_ones_keys_rotates_its_queries_like_them():
-    """Then, and only then, do all positions moved by the same distance change nothing."""
-    model = mistral_large4()
-    with applied(model, [1.0, 1.5, 1.4, 1.9]):
-        found = logits(model)
-        moved = logits(model, position_ids=torch.arange(24)[None] + 7)
-        torch.testing.assert_close(moved, found, **TOLERANCE)
-    with applied(model, [1.0, 1.0, 1.4, 1.4]):
-        assert torch.equal(logits(model), found)
-
-
-def test_shared_keys_of_nobody_knows_which_layer_are_refused():
-    model = mistral_large4()
-    del model.config.text_config.kv_source_layers
-    with pytest.raises(UnsupportedModel, match="attend to keys of earlier layers, and its configuration does not say"):
-        lpes_eval.apply(model, [1.5] * 4)
-
-
 # -- refusing ----------------------------------------------------------------------------------------------------------
 
 
-WITHOUT = ("bert", "bloom", "gpt2", "jamba", "mamba", "nemotron_h", "opt")
+WITHOUT = ("bloom", "gpt2", "jamba", "mamba")
 REFUSED = [
     *((family, "no decoder layers with rotary", {}) for family in WITHOUT),
     *((family, "table of whole positions", {}) for family in ("codegen", "gptj", "roformer")),

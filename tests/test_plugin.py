@@ -1,7 +1,5 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
-import ast
-import logging
 import os
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from lpes_eval.errors import UserError
 from lpes_eval.harness import budget, plugin
 
 ROOT = Path(__file__).resolve().parents[1]
-HOOK = ROOT / "build_backend" / "_lpes_eval_hook.py"
 
 
 def python(*arguments, cwd, status=0, **environment):
@@ -40,21 +37,18 @@ def test_the_hook_that_is_installed_here_waits_for_exactly_what_the_plugin_exten
 def test_a_python_that_never_imports_lm_eval_imports_nothing_of_it(tmp_path):
     code = "import sys; print(*sorted(m for m in sys.modules if 'lm_eval' in m or 'lpes' in m))"
     assert set(python("-c", code, cwd=tmp_path).split()) == {"_lpes_eval_hook"}
-    tree = ast.parse(HOOK.read_text())
-    top = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
-    assert top == {"os", "sys"}
 
 
 def test_one_environment_variable_turns_it_off(tmp_path):
     code = "import sys; print('_lpes_eval_hook' in [type(finder).__module__ for finder in sys.meta_path])"
-    for value in ("0", "false", "OFF", "no", "", " "):
+    for value in ("0", "OFF", ""):
         assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN=value) == "False"
     assert python("-c", code, cwd=tmp_path, LPES_EVAL_PLUGIN="1") == "True"
 
 
-def test_a_plugin_that_breaks_or_exits_says_so_and_does_not_end_lm_eval(tmp_path):
-    for broken, said in (("SystemExit(3)", "SystemExit: 3"), ("KeyError('x')", "KeyError: 'x'")):
-        code = f"""
+@pytest.mark.parametrize(("broken", "said"), [("SystemExit(3)", "SystemExit: 3"), ("KeyError('x')", "KeyError: 'x'")])
+def test_a_plugin_that_breaks_or_exits_says_so_and_does_not_end_lm_eval(tmp_path, broken, said):
+    code = f"""
 import sys
 sys.stderr = sys.stdout
 import lpes_eval.harness.plugin as p
@@ -63,41 +57,26 @@ p.extend = extend
 import lm_eval.api.registry
 print('here')
 """
-        printed = python("-W", "error::UserWarning", "-c", code, cwd=tmp_path)
-        assert printed.startswith(f"lpes-eval could not extend lm_eval.api.registry: {said}. lm_eval goes on")
-        assert printed.endswith("LPES_EVAL_PLUGIN=0 turns all extensions off.\nhere")
-
-
-def managers(build):
-    """lm_eval.tasks.manager with this function in place of ``TaskIndex.build``, extended."""
-    module = SimpleNamespace(
-        TaskIndex=SimpleNamespace(build=build),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
-        __file__="/lm_eval/tasks/manager.py",
-    )
-    plugin.extend_tasks(module)
-    return module
-
-
-def test_our_tasks_come_first_so_that_others_of_the_same_name_win():
-    built, defaults = [], Path("/lm_eval/tasks")
-    index = managers(built.append).TaskIndex
-    index.build([defaults, Path("/mine")])
-    index.build([Path("/mine")])  # without built-in tasks there are none of ours
-    assert built == [[plugin.tasks_folder(), defaults, Path("/mine")], [Path("/mine")]]
+    printed = python("-W", "error::UserWarning", "-c", code, cwd=tmp_path)
+    assert printed.startswith(f"lpes-eval could not extend lm_eval.api.registry: {said}. lm_eval goes on")
+    assert printed.endswith("\nhere")
 
 
 def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_error(caplog):
     def refuse(*args, **kwargs):
         raise AttributeError("lm-eval's own")
 
-    module = managers(refuse)
+    module = SimpleNamespace(
+        TaskIndex=SimpleNamespace(build=refuse),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None}),
+        __file__="/lm_eval/tasks/manager.py",
+    )
+    plugin.extend_tasks(module)
     with pytest.raises(AttributeError, match="lm-eval's own"):
         module.TaskIndex.build([])
     assert not caplog.records
     module.TaskManager()  # it has no index
     assert "could not add its tasks" in caplog.text
-    assert "LPES_EVAL_PLUGIN=0" in caplog.text
 
 
 @pytest.mark.slow
@@ -159,9 +138,7 @@ def command(monkeypatch):
 @pytest.mark.parametrize(
     ("tasks", "metadata", "message"),
     [
-        ("kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
-        ("mmlu,kv_retrieval", {"num_keyz": 20}, "num_keyz=20: no setting of this task; expected num_keys=20"),
-        ("kv_retrieval", {"pairs": 20}, "pairs=20: no setting of this task; expected one of chat_prompt, cutting"),
+        ("kv_retrieval", {"pairs": 20}, "pairs=20: no setting of this task; expected one of data_dir, length"),
         ("kv_retrieval*", {"data_dir": "/nowhere"}, "data_dir=/nowhere: no such folder"),
         ("mdqa_pos", {"split": "serach"}, "split='serach' is not a split; expected one of held_out, search"),
         ("leval", {}, "L-Eval has no generated set"),
@@ -174,20 +151,10 @@ def test_examples_that_cannot_be_had_end_the_command_before_a_model_is_loaded(co
 def test_only_what_the_user_can_fix_ends_the_command_and_no_examples_of_other_peoples_tasks(
     command, tmp_path, monkeypatch
 ):
-    assert "nowhere.json" in command(model="lpes", model_args={"factors": "nowhere.json"})
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", str(tmp_path))
     named = {"tasks": "mdqa_pos", "model_args": {"pretrained": "org/model"}}
     assert "is not in the cache" in command(**named)
     assert not command(**named, include_path="mine")
-
-
-@pytest.mark.parametrize(
-    ("typed", "number"), [("factors=1_5", True), ("factor=.1_5", True), ("factors=26_1.json", False)]
-)
-def test_a_number_that_lm_eval_would_read_as_another_one_is_refused(typed, number, monkeypatch, command):
-    monkeypatch.setattr("sys.argv", ["lm_eval", "--model_args", f"pretrained=x,{typed},dtype=float16"])
-    said = command()
-    assert said.startswith(f"{typed}: lm_eval reads this without the _") if number else not said
 
 
 def test_a_chat_template_that_is_not_there_is_refused_by_the_tokenizer_alone(command, tmp_path):
@@ -208,7 +175,6 @@ THINKING = "{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
         ("[THINK]", "Q", {"think_end_token": "[/THINK]"}, "think_end_token=[/THINK]"),  # but 100 tokens
         (THINKING, "Q<think>\n\n</think>\n\n", {}, ""),
         (THINKING, "Q", {"enable_thinking": False}, ""),
-        ("{{ messages }}", "Q", {}, ""),
         (None, "Q", {}, ""),
     ],
 )
@@ -225,16 +191,6 @@ def test_what_other_tasks_are_told_is_their_business():
 
 
 LM_EVAL = ("-m", "lm_eval", "--tasks", "kv_retrieval", "--limit", "1", "--metadata", "num_keys=4", "--device", "cpu")
-AS_MAIN_READS_THEM = """
-import sys
-from importlib.metadata import entry_points
-from lm_eval.api.registry import model_registry
-import lm_eval.models
-for one in entry_points(group="lm_eval.models"):
-    model_registry.register(one.name, target=one)
-from lm_eval.__main__ import cli_evaluate
-cli_evaluate()
-"""
 
 
 @pytest.mark.slow
@@ -246,10 +202,8 @@ def test_with_the_hook_and_without_it_the_same_table(tmp_path):
     hooked = table(*LM_EVAL, "--model", "lpes")
     assert any("first_value_acc@0" in line for line in hooked)
     by_path = ("--include_path", python("-m", "lpes_eval.cli", "tasks-path", cwd=tmp_path))
-    without = {"LPES_EVAL_PLUGIN": "off"}
-    assert table("-c", AS_MAIN_READS_THEM, *LM_EVAL[2:], "--model", "lpes", *by_path, **without) == hooked
     plain = ("--model", "hf", "--model_args", f"pretrained={reference.path()}")
-    assert table(*LM_EVAL, *plain, *by_path, **without) == hooked
+    assert table(*LM_EVAL, *plain, *by_path, LPES_EVAL_PLUGIN="off") == hooked
 
 
 def test_a_users_error_ends_the_command_with_one_line_and_status_2(capsys):
@@ -261,14 +215,6 @@ def test_a_users_error_ends_the_command_with_one_line_and_status_2(capsys):
     assert others[0][0] is KeyError
 
 
-@pytest.mark.slow
-def test_the_command_itself_does_so(tmp_path):
-    for given in (["--model_args", "factors=nowhere.json"], ["--model_args", "pretrained=/no/such/model"]):
-        said = python(*LM_EVAL, "--model", "lpes", *given, cwd=tmp_path, status=2)
-        assert said.splitlines()[-1].startswith("lm_eval: error: ")
-        assert "Traceback" not in said
-
-
 def test_a_benchmark_refuses_to_send_what_it_cannot_measure(task_manager):
     task = task_manager().load(["kv_retrieval"])["tasks"]["kv_retrieval"]
     task.build_all_requests(limit=1)
@@ -277,58 +223,27 @@ def test_a_benchmark_refuses_to_send_what_it_cannot_measure(task_manager):
         task.build_all_requests(limit=1, rank=0)
 
 
-def test_answers_under_other_factors_are_cached_apart(tmp_path):
-    from lm_eval.api.model import CachingLM
-
-    class Model:
-        def __init__(self, key):
-            self.cache_key = key
-
-        def set_cache_hook(self, hook):
-            pass
-
-    paths = [CachingLM(Model(key), str(tmp_path / "cache.db")).cache_db for key in ("aaa", "bbb", None)]
-    assert [Path(path).name for path in paths] == ["cache_aaa.db", "cache_bbb.db", "cache.db"]
-
-
 def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
-    command = ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", ".", "-w"]
-    python(*command, tmp_path, cwd=ROOT)
+    python("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", ".", "-w", tmp_path, cwd=ROOT)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        assert archive.testzip() is None
         (record,) = (name for name in names if name.endswith("RECORD"))
         recorded = {line.split(",")[0] for line in archive.read(record).decode().splitlines()}
         assert archive.read("lpes_eval.start").decode().strip() == "_lpes_eval_hook:install"  # PEP 829
     assert recorded == set(names)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for path in tracked:
-        if path.startswith("tasks/") and not path.endswith(".py"):
-            assert f"lpes_eval/{path}" in names
-        elif path.startswith(("lpes_eval/", "search/")):
-            assert path in names
-    assert {"lpes_eval.pth", "_lpes_eval_hook.py", "lpes_eval/tasks/kv_retrieval/kv_retrieval.yaml"} <= set(names)
+    ours = {path for path in tracked if path.startswith(("lpes_eval/", "search/"))}
+    ours |= {f"lpes_eval/{path}" for path in tracked if path.startswith("tasks/")}
+    assert ours | {"lpes_eval.pth", "_lpes_eval_hook.py"} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "tasks/", "benchmarks/"))]
 
 
-def test_every_task_folder_says_what_it_is_and_every_yaml_gives_the_name_it_is_called_by():
-    from lm_eval.tasks._index import TaskIndex
-
-    found = list(plugin.tasks_folder().glob("*/*.yaml"))  # lm-eval passes over what it cannot read
-    assert {path.stem for path in found} <= set(TaskIndex.build([plugin.tasks_folder()]))
-    assert all(path.with_name("README.md").is_file() for path in found)
-
-
-def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager, caplog):
+def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager):
     manager = task_manager()
     assert manager.match_tasks(["lpes_leval_t*"]) == ["lpes_leval_tpo", "lpes_leval_true_false"]
     assert {"lpes_zeroscrolls_gov_report", "zeroscrolls_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
     listed = [line.split("|")[1].strip() for line in manager.list_all_tasks().splitlines() if line.count("|") > 2]
     assert [name for name in listed if "leval" in name] == ["lpes_leval"]
-    with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="no generated set"):
+    with pytest.raises(ValueError, match="no generated set"):
         manager.load("leval")
-    assert "leval: this is lpes_leval of lpes-eval" in caplog.text
-    manager.task_index["leval"] = manager.task_index["kv_retrieval"]  # somebody else's
-    manager.load("leval")
-    assert "leval is not lpes-eval's, which is called lpes_leval, but another task" in caplog.text

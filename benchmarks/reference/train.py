@@ -5,8 +5,8 @@ Every batch is fresh. First, random sequences that repeat themselves, until the 
 on every token of a query that the context determines; keys, values and contexts grow level by level. Last, generated
 articles in the prompt of ``mdqa_pos``, of another stream than the task's, short ones before long ones.
 
-A batch is a function of the seed and its step alone, so a run that was killed goes on to the same weights, and the same
-command on the same processor ends with the same hash (printed, and in ``run.json``).
+A batch is a function of the seed and its step alone, so the same command on the same processor ends with the same hash
+(printed, and in ``run.json``).
 """
 
 import argparse
@@ -20,21 +20,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save as serialized
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
 from benchmarks.reference import tokenizer as vocabulary
 from benchmarks.reference.queries import IGNORE, Asked, draw, draw_documents, hidden
-from benchmarks.reference.recipe import RECORDS, REFERENCE, SMOKE, WINDOW, Recipe, build, grow, levels, stage_of
-from lpes_eval.errors import UserError, program
+from benchmarks.reference.recipe import RECORDS, REFERENCE, SMOKE, Recipe, build, grow, levels, stage_of
+from lpes_eval.errors import program
 from lpes_eval.files import write_atomically
 from lpes_eval.flags import at_least
 from lpes_eval.rng import below, stream
 
-CHECKPOINT = "checkpoint.safetensors"
 STREAM = 0x7EA1  # first word of every training seed
 LOG_EVERY = 10  # steps that a line of the log averages
 Seen = dict[str, Any]  # what a batch shows beside its loss: shares of right answers, and how large it was
@@ -153,80 +150,46 @@ def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=recipe.rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
 
 
-def _save_checkpoint(file: Path, model: torch.nn.Module, optimizer: torch.optim.AdamW, notes: dict[str, Any]) -> None:
-    """Write a checkpoint: weights, AdamW's moments, and ``notes`` as JSON."""
-    tensors = {}
-    for name, weight in model.named_parameters():
-        tensors[f"weight.{name}"] = weight.detach()
-        tensors |= {f"{key}.{name}": moment for key, moment in optimizer.state[weight].items()}
-    write_atomically(file, serialized(tensors, metadata={key: json.dumps(value) for key, value in notes.items()}))
-
-
-def _read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What ``_save_checkpoint`` wrote: notes, and tensors by name."""
-    try:
-        with safe_open(file, framework="pt") as stored:
-            notes = {key: json.loads(text) for key, text in stored.metadata().items()}
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            return {"state": State(**notes["state"]), "stages": notes["stages"]}, tensors
-    except Exception as error:
-        raise UserError(f"{file}: cannot be read as a checkpoint ({error}); delete it to begin anew") from None
-
-
-def train(stages: Sequence[Recipe], out: Path, save_every: int = 100) -> LlamaForCausalLM:
-    """Run ``stages`` or go on with them; leave model, tokenizer, log and ``run.json`` in ``out``."""
+def train(stages: Sequence[Recipe], out: Path) -> LlamaForCausalLM:
+    """Run ``stages``; leave model, tokenizer, log and ``run.json`` in ``out``."""
     torch.set_num_threads(1)  # sums may be grouped by thread, and the weights are to be the same everywhere
     out.mkdir(parents=True, exist_ok=True)
-    file, log = out / CHECKPOINT, out / "log.jsonl"
-    made = [asdict(stage) for stage in stages]
-    notes, tensors = _read_checkpoint(file) if file.exists() else ({"state": State(), "stages": made}, {})
-    if notes["stages"] != made:
-        raise UserError(f"{file}: was made by another recipe; go on with its own one, or choose another --out")
-    state = notes["state"]
-    recipe, _ = stage_of(state.step - 1, stages)
+    state, recipe = State(), stages[0]
     model = build(recipe)
     optimizer = _optimizer(model, recipe)
-    for name, weight in model.named_parameters() if tensors else ():
-        weight.data.copy_(tensors[f"weight.{name}"])
-        optimizer.state[weight] = {key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
-    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-    write_atomically(log, "".join(lines[: state.step // LOG_EVERY]))  # the others come again
-
     since_logged: dict[str, list[float]] = {}
-    total = stages[-1].steps
-    bar = tqdm(range(state.step, total), initial=state.step, total=total, unit="step")
-    for step in bar:
-        recipe, first = stage_of(step, stages)
-        if first and step == first:
-            model = grow(model, recipe)
-            optimizer = _optimizer(model, recipe)
-        level = _named(state, recipe)
-        loss, seen = _batch(model, recipe, state)
-        left = (recipe.steps - step) / max(1.0, recipe.decay_share * recipe.steps)
-        rate = recipe.rate * min(1.0, (step - first + 1) / 50, left)  # a rise, a plateau, a straight fall to zero
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        _advance(state, recipe, seen)
+    with (out / "log.jsonl").open("w") as log:
+        bar = tqdm(range(stages[-1].steps), unit="step")
+        for step in bar:
+            recipe, first = stage_of(step, stages)
+            if first and step == first:
+                model = grow(model, recipe)
+                optimizer = _optimizer(model, recipe)
+            level = _named(state, recipe)
+            loss, seen = _batch(model, recipe, state)
+            left = (recipe.steps - step) / max(1.0, recipe.decay_share * recipe.steps)
+            rate = recipe.rate * min(1.0, (step - first + 1) / 50, left)  # a rise, a plateau, a straight fall to zero
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            _advance(state, recipe, seen)
 
-        for key, value in {"loss": loss.item(), **seen}.items():
-            since_logged.setdefault(key, []).append(value)
-        if state.step % LOG_EVERY == 0:
-            means = {key: round(sum(values) / len(values), 4) for key, values in since_logged.items()}
-            with log.open("a") as lines_of_log:
+            for key, value in {"loss": loss.item(), **seen}.items():
+                since_logged.setdefault(key, []).append(value)
+            if state.step % LOG_EVERY == 0:
+                means = {key: round(sum(values) / len(values), 4) for key, values in since_logged.items()}
                 line = {"step": state.step, "level": level, **means, "rate": round(rate, 6)}
-                lines_of_log.write(json.dumps(line) + "\n")
-            bar.set_postfix_str(f"{level}, loss {means['loss']:.3f}")
-            since_logged = {}
-        if state.step % save_every == 0 or state.step == total:
-            _save_checkpoint(file, model, optimizer, {"state": asdict(state), "stages": made})
+                print(json.dumps(line), file=log, flush=True)
+                bar.set_postfix_str(f"{level}, loss {means['loss']:.3f}")
+                since_logged = {}
 
     model.config._attn_implementation = "sdpa"
     model.save_pretrained(out)
-    vocabulary.save(out, WINDOW, model.config.vocab_size)
+    vocabulary.save(out, model.config.vocab_size)
+    made = [asdict(stage) for stage in stages]
     sizes = {"torch": torch.__version__, "parameters": model.num_parameters()}
     summary = {"stages": made, "weights_sha256": weights_hash(model), "device": "cpu", **sizes}
     write_atomically(out / "run.json", json.dumps(summary, indent=2) + "\n")
@@ -239,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.reference.train", description="Train a reference model from scratch."
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; a run that was killed goes on there")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--smoke", action="store_true", help="a tiny model through every phase, in seconds")
     parser.add_argument("--records", action="store_true", help="the smaller model: the first stages, records alone")
     parser.add_argument("--seed", type=at_least(0), default=0, help="0 trained the shipped models")

@@ -20,7 +20,7 @@ from importlib import resources
 from random import Random
 from typing import Any
 
-from lpes_eval.data.documents import TEMPLATE, Document, Example, best_subspan_em, normalize
+from lpes_eval.data.documents import Document, Example, best_subspan_em, normalize
 from lpes_eval.rng import below, choice, shuffled, stream
 
 POOL = 2700
@@ -191,28 +191,3 @@ def shelf(num_documents: int, rng: Random, remarks: int = REMARKS) -> tuple[Kind
         article = _article(kind, rng, remarks)
         articles.setdefault(normalize(article.subject), article)
     return kind, list(articles.values())
-
-
-def _words(kind: Kind, sentences: Sequence[str]) -> set[str]:
-    fields = {field for sentence in sentences for field in re.findall(r"\{(\w+)\}", sentence)}
-    drawn = {word for field in fields & kind.choices.keys() for word in kind.choices[field]}
-    return drawn.union(*(re.findall("[A-Za-z]+", re.sub(r"\{\w+\}", "", sentence)) for sentence in sentences))
-
-
-def vocabulary() -> list[str]:
-    """Pieces of which every prompt of this set and every answer can be put together; for building a tokenizer.
-
-    A word, a number's first two digits and a name's first syllable carry the space before them.
-    """
-    told, remarked = {*MONTHS, *NOUNS, *BATTLES, "The", "of", "River", "and"}, set()
-    for kind in KINDS:
-        wordings = [wording for fact in kind.facts for wording in (*fact.statements, *fact.questions)]
-        told |= _words(kind, [kind.opening, *wordings])
-        remarked |= _words(kind, kind.remarks)
-    words = [f" {word}" for word in (*sorted(told), *sorted(remarked - told))]
-    head, between, tail = re.split(r"\{\w+\}", TEMPLATE)
-    prompt = [f"{head}Document [", "\nDocument [", "](Title:", ")", between.rstrip(" "), tail]
-    names = [f" {syllable.capitalize()}" for syllable in SYLLABLES] + list(SYLLABLES)
-    names += [ending for endings in ENDINGS.values() for ending in endings]
-    marks = [".", ",", "?", " (now", "\n", *"0123456789", *(f" {number}" for number in range(100))]
-    return list(dict.fromkeys([*prompt, *marks, *names, *words]))

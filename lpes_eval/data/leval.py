@@ -1,10 +1,10 @@
 """L-Eval's closed-ended tasks (An et al. 2023, arXiv 2307.11088): files, prompts, cutting, scores, and lm-eval's task.
 
 The prompts are those of the benchmark's scripts, to the byte: ``vicuna`` is what ``vicuna-test.py`` and
-``longchat-test.py`` send, ``llama2`` is ``llama2-chat-test.py``'s, and ``chat`` has the two messages of
-``turbo16k-test.py``, for a model's own chat template. In sci_fi each question is asked twice: about the story, and
-then, without it, about the real world. The scores are those of ``auto_eval.py`` and ``em.py``, with all odd corners of
-their rules for letters in free text, since published scores contain them.
+``longchat-test.py`` send, and ``chat`` has the two messages of ``turbo16k-test.py``, for a model's own chat template.
+In sci_fi each question is asked twice: about the story, and then, without it, about the real world. The scores are
+those of ``auto_eval.py`` and ``em.py``, with all odd corners of their rules for letters in free text, since published
+scores contain them.
 """
 
 from __future__ import annotations
@@ -70,12 +70,6 @@ STYLES = {
         "USER: {system}Document is as follows. ",
         " \nQuestion: {question}  \nAnswer:",
         "{question}\nAnswer:",
-    ),
-    "llama2": (
-        "[INST]<<SYS>>\n{system}\n<</SYS>>\n\nDocument is as follows. ",
-        " \nQuestion: {question}.  Please directly give the answer without any additional output or explanation [/INST]"
-        "\nAnswer:",
-        "{question}Please directly answer without any additional output or explanation. \nAnswer:",
     ),
     "chat": (
         "Document is as follows. ",
@@ -226,19 +220,14 @@ class Task(ExamTask):
         letters = predicted_letters(results[0], several=self.subset == "coursera")
         return {"exact_match": exact_match(letters, reference_letters(doc["output"]))}
 
-    @property
-    def prompt_tokens(self) -> int | None:
-        """The limit of the whole prompt; by the authors' rule only the window limits it."""
-        return None if self.config.metadata.get("cutting") == "authors" else super().prompt_tokens
-
     def doc_to_text(self, doc: dict[str, Any], doc_to_text: Any = None) -> str:
         """The prompt with the whole document."""
-        style = self.config.metadata.get("prompt_style") or "vicuna"
-        return join(prompt(self.subset, style, self.documents[doc["document"]]["input"], doc["instruction"])[0])
+        document = self.documents[doc["document"]]["input"]
+        return join(prompt(self.subset, "vicuna", document, doc["instruction"])[0])
 
     def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it; for sci_fi a list of two, the second about the real world."""
-        style = self.config.metadata.get("prompt_style") or ("chat" if chat else "vicuna")
+        style = "chat" if chat else "vicuna"
 
         def sent(document: str, instruction: str) -> str:
             segments, system = prompt(self.subset, style, document, instruction)
@@ -250,19 +239,16 @@ class Task(ExamTask):
         return [context, render(fact_prompt(style, doc["instruction"]))]
 
     def _fitted(self, number: int, sent: Callable[[str, str], str]) -> str:
-        """The document, cut so that the prompt of each of its questions fits, or as the authors cut it."""
+        """The document, cut so that the prompt of each of its questions fits."""
         document, limits = self.documents[number], self.budget()
-        key = (number, sent("", ""), limits)  # style, chat template, system instruction and model
+        key = (number, sent("", ""), limits)  # chat template, system instruction and model
         if key not in self._cut:
             questions = sorted(document["instructions"], key=limits.count, reverse=True)
-            limit = limits.tokens if self.prompt_tokens else self.config.metadata["prompt_tokens"]
 
             def fits(text: str) -> bool:
-                if self.prompt_tokens:
-                    return all(limits.fits(sent(text, question)) for question in questions)
-                return limits.count(text) <= limit
+                return all(limits.fits(sent(text, question)) for question in questions)
 
-            text = cut(document["input"], limit, fits)
+            text = cut(document["input"], limits.tokens, fits)
             if text is None:
                 bare_prompt = limits.count(sent("", questions[0]))
                 raise limits.too_long(f"{self.config.task}, document {number}, without its text", bare_prompt)

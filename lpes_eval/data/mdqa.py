@@ -1,14 +1,12 @@
 """Multi-document question answering (Liu et al. 2024, arXiv 2307.03172): one document of n answers the question.
 
 The gold document moves; the distractors keep their order. The benchmark's own files hold passages that a retriever
-found. From a folder with the gold passages alone, and for SynthWiki (Peysakhovich & Lerer 2023, arXiv 2310.01427),
-distractors are drawn among other questions' gold passages. The generated set is ``lpes_eval.data.fiction``.
+found. For SynthWiki (Peysakhovich & Lerer 2023, arXiv 2310.01427) distractors are drawn among other questions' gold
+passages. The generated set is ``lpes_eval.data.fiction``.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -17,25 +15,24 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import pandas
+
 from lpes_eval.data import fiction, splits
 from lpes_eval.data.documents import Document, Example, best_subspan_em, normalize
-from lpes_eval.data.source import Files, Source, asked, draw, named_path, read_examples
-from lpes_eval.errors import DataError
+from lpes_eval.data.source import Files, Source, asked, draw, read_examples
+from lpes_eval.errors import DataError, first_line
 from lpes_eval.harness.task import PositionTask
 from lpes_eval.rng import shuffled, stream
 
-ORACLE = "nq-open-oracle.jsonl.gz"
 OFFICIAL = Files(
     "mdqa_pos",
     "nq-open-{0}_total_documents_gold_at_0.jsonl.gz",
     "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/main/qa_data/{0}_total_documents",
     places=("{0}_total_documents", "qa_data/{0}_total_documents", "qa_data"),
-    size="num_documents",
-    sizes=(10, 20, 30),
-    others=(ORACLE,),
+    generated=True,
 )
 DRAWN_SEED = 1
-"""Changing it changes the distractors that are drawn for ``nq-open-oracle`` and SynthWiki."""
+"""Changing it changes the distractors that are drawn for SynthWiki."""
 SYNTHWIKI = ("context", "question", "answer")
 """The columns of SynthWiki's files."""
 
@@ -71,18 +68,16 @@ def read(path: Path, num_documents: int) -> list[Example]:
 
 def read_synthwiki(path: Path) -> list[Example]:
     """The questions of a SynthWiki file (``.csv`` or ``.csv.gz``); raises ``DataError`` for a row that is none."""
-    if not path.is_file():
-        raise DataError(f"text_file={path}: no such file; expected SynthWiki's .csv or .csv.gz")
-    examples = []
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file)):
-                context, question, answer = (str(row.get(name) or "").strip() for name in SYNTHWIKI)
-                if not normalize(answer) or not context or not question:
-                    raise ValueError(f"row {number + 1} has no {', '.join(SYNTHWIKI)}")
-                examples.append(Example(number, question, (answer,), Document(None, context)))
-    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:  # ValueError: not UTF-8, too
-        raise DataError(f"{path}: cannot be read as SynthWiki's {','.join(SYNTHWIKI)} ({error})") from None
+        rows = pandas.read_csv(path, dtype=str, keep_default_na=False)[list(SYNTHWIKI)].fillna("").values.tolist()
+    except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:  # ValueError: not UTF-8, too
+        message = f"cannot be read as SynthWiki's {','.join(SYNTHWIKI)}, .csv or .csv.gz"
+        raise DataError(f"text_file={path}: {message} ({first_line(error)})") from None
+    examples = []
+    for number, (context, question, answer) in enumerate(map(str.strip, row) for row in rows):
+        if not normalize(answer) or not context or not question:
+            raise DataError(f"{path}: row {number + 1} has no {', '.join(SYNTHWIKI)}")
+        examples.append(Example(number, question, (answer,), Document(None, context)))
     return examples
 
 
@@ -105,27 +100,23 @@ def synthwiki_numbers(examples: Sequence[Example], split: str, search_seed: int)
 
 
 def drawn_distractors(
-    examples: Sequence[Example], num_documents: int, pool: Collection[int] | None = None
+    examples: Sequence[Example], num_documents: int, pool: Collection[int]
 ) -> Callable[[int], Example]:
-    """A function that gives example ``question_id`` its distractors, drawn among other questions' gold documents.
+    """A function that gives example ``question_id`` its distractors, the passages of other examples in ``pool``.
 
     The draw depends on the question alone, so a question's first 9 distractors of 20 documents are those of 10. None
-    contains an accepted answer, and no two documents of an example have the same text. An answer of one character is
-    looked for as a word. Only documents of the examples in ``pool`` are drawn; by default of all. ``DataError`` where
-    too few are without the answer.
+    contains the answer, and no two documents of an example have the same text. ``DataError`` where too few are without
+    the answer.
     """
-    texts = [normalize(f"{example.gold.title or ''} {example.gold.text}") for example in examples]
-    words = [set(text.split()) for text in texts]
-    numbers = range(len(examples)) if pool is None else sorted(pool)
+    texts, numbers = [normalize(example.gold.text) for example in examples], sorted(pool)
 
     def draw_for(question_id: int) -> Example:
-        example = examples[question_id]
-        answers = [answer for answer in map(normalize, example.answers) if answer]
+        answer = normalize(examples[question_id].answers[0])
         chosen = {texts[question_id]: question_id}
         for other in shuffled(numbers, stream("mdqa_pos drawn", DRAWN_SEED, question_id)):
             if len(chosen) == num_documents:
                 break
-            if not any(answer in (texts[other] if len(answer) > 1 else words[other]) for answer in answers):
+            if answer not in texts[other]:
                 chosen.setdefault(texts[other], other)
         _, *distractors = (examples[other].gold for other in chosen.values())
         if len(chosen) < num_documents:
@@ -133,7 +124,7 @@ def drawn_distractors(
                 f"example {question_id + 1}: {len(distractors)} distractors without its answer can be drawn among "
                 f"{len(numbers)} documents, expected {num_documents - 1}; use a larger file"
             )
-        return replace(example, distractors=tuple(distractors))
+        return replace(examples[question_id], distractors=tuple(distractors))
 
     return draw_for
 
@@ -150,18 +141,16 @@ def load(
     if request.kind == "synthwiki":
         if settings.get("text_file") is None:
             raise DataError("source=synthwiki names no file; add text_file=FILE.csv (or .csv.gz) to --metadata")
-        path = named_path("text_file", settings["text_file"])
+        path = Path(str(settings["text_file"])).expanduser()
         examples = read_synthwiki(path)
         numbers, pool = synthwiki_numbers(examples, split, search_seed)
         example = drawn_distractors(examples, num_documents, pool)
         name = f"{path.name.partition('.csv')[0]}+drawn"
         return draw(split, search_seed, "synthwiki", name, path, len(examples), example, numbers=numbers)
     path = OFFICIAL.path(request, num_documents)
-    name, golds_alone = path.name.partition(".jsonl")[0], path.name in (ORACLE, ORACLE.removesuffix(".gz"))
-    examples = read(path, 1 if golds_alone else num_documents)
-    name += "+drawn" if golds_alone else ""
-    example = drawn_distractors(examples, num_documents) if golds_alone else examples.__getitem__
-    return draw(split, search_seed, request.kind, name, path, len(examples), example)
+    examples = read(path, num_documents)
+    name = path.name.partition(".jsonl")[0]
+    return draw(split, search_seed, request.kind, name, path, len(examples), examples.__getitem__)
 
 
 class Task(PositionTask):

@@ -1,6 +1,6 @@
 """Perplexity at a context length: long texts, the windows of them that are scored, and lm-eval's task.
 
-What is measured at length n is the perplexity of the last ``stride`` tokens of a window of n tokens, as in the sliding
+What is measured at length n is the perplexity of the last ``STRIDE`` tokens of a window of n tokens, as in the sliding
 windows of Position Interpolation (arXiv 2306.15595) and YaRN (arXiv 2309.00071), which both score the last 256. The
 scored tokens are the same at every length, and only the text before them differs; so a text must be as long as the
 longest window compared.
@@ -20,7 +20,7 @@ from lm_eval.api.instance import Instance
 
 from lpes_eval import files
 from lpes_eval.data import splits
-from lpes_eval.data.source import Asked, Files, Source, asked, named_path
+from lpes_eval.data.source import Asked, Files, Source, asked
 from lpes_eval.errors import DataError, PromptTooLong, first_line
 from lpes_eval.harness.plugin import current_lm
 from lpes_eval.harness.task import SPLIT, BenchmarkTask
@@ -36,7 +36,6 @@ PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, 
     "test-00000-of-00001-29a571947c0b5ccc.parquet",
     "https://huggingface.co/datasets/emozilla/pg19-test/resolve/c5e39bf32e33f9111323aa68d7d9000d22722035/data",
 )
-SUBFOLDERS = ("", "test", "pg19/test", "pg19")
 
 
 class Text(NamedTuple):
@@ -50,7 +49,7 @@ def read(path: str | Path) -> list[Text]:
     """The texts of a file (``.txt``: one; ``.jsonl``: ``text`` of each line; PG-19's) or of a folder of ``.txt``."""
     from pyarrow import ArrowException, parquet
 
-    path = named_path("text_file", path)
+    path = Path(str(path)).expanduser()
     try:
         if path.name.endswith((".jsonl", ".jsonl.gz")):
             lines = files.read_jsonl(path, {"text": "TEXT"})
@@ -59,8 +58,7 @@ def read(path: str | Path) -> list[Text]:
             books = parquet.read_table(path, columns=["short_book_title", "text"]).to_pydict()
             texts = list(map(Text, books["short_book_title"], books["text"]))
         else:
-            folders = (sorted((path / place).glob("*.txt")) for place in SUBFOLDERS)
-            found = [path] if path.is_file() else next(filter(None, folders), [])  # a pipe would be waited for
+            found = [path] if path.is_file() else sorted(path.glob("*.txt"))
             texts = [Text(file.name, file.read_text(encoding="utf-8")) for file in found]
     except DataError:
         raise
@@ -88,9 +86,9 @@ class Window(NamedTuple):
     tokens: int
 
 
-def target_ends(total: int, longest: int, stride: int, count: int) -> list[int]:
+def target_ends(total: int, longest: int) -> list[int]:
     """Where in a text of ``total`` tokens the scored spans end: from ``longest`` to ``total``, none overlapping."""
-    count = min(count, 1 + (total - longest) // stride)
+    count = min(WINDOWS, 1 + (total - longest) // STRIDE)
     return [longest + i * (total - longest) // max(count - 1, 1) for i in range(count)]
 
 
@@ -116,29 +114,27 @@ def windows(
     length: int,
     *,
     longest: int,
-    stride: int,
-    count: int,
     offsets: Sequence[tuple[int, int]],
     encode_pair: Callable[[str, str], tuple[Sequence[int], Sequence[int]]],
 ) -> list[Window]:
-    """At most ``count`` windows of ``length`` tokens of a text, special tokens included, the last ``stride`` scored.
+    """At most ``WINDOWS`` windows of ``length`` tokens of a text, special tokens included, the last ``STRIDE`` scored.
 
     There is none in a text of fewer than ``longest`` tokens, the greatest of all lengths, which decides what is scored.
     ``offsets`` are ``(start, end)`` of the text's tokens, in characters; ``encode_pair`` is the model's tokenization of
     a context and what follows it, by which sizes are counted. ``DataError``: no more tokens than are scored.
     """
-    if not stride < length <= longest:
-        raise DataError(f"length={length}: expected more than stride={stride} and at most longest={longest} tokens")
+    if not STRIDE < length <= longest:
+        raise DataError(f"length={length}: expected more than {STRIDE} and at most longest={longest} tokens")
     found = []
-    for end in target_ends(len(offsets), longest, stride, count):
-        middle, last = offsets[end - stride][0], offsets[end - 1][1]
+    for end in target_ends(len(offsets), longest):
+        middle, last = offsets[end - STRIDE][0], offsets[end - 1][1]
 
         def cut(start: int, middle: int = middle, target: str = text[middle:last]) -> Window:
             context = text[offsets[start][0] : middle]
             context_ids, target_ids = encode_pair(context, target)
             return Window(context, target, len(target_ids), len(context_ids) + len(target_ids))
 
-        found.append(_fit(cut, max(end - length, 0), end - stride, length))
+        found.append(_fit(cut, max(end - length, 0), end - STRIDE, length))
     return found
 
 
@@ -159,9 +155,7 @@ class Task(BenchmarkTask):
         self, *, split: str = "held_out", search_seed: int = 0, text_file: Any = None, **settings: Any
     ) -> tuple[list[dict[str, Any]], Source]:
         """One row a text, without the text itself."""
-        if text_file is not None and (settings.get("source") not in (None, "folder") or settings.get("data_dir")):
-            raise DataError(f"text_file={text_file} and source or data_dir exclude each other; drop one of the two")
-        request = asked(settings) if text_file is None else Asked("folder", named_path("text_file", text_file))
+        request = asked(settings) if text_file is None else Asked("folder", Path(str(text_file)).expanduser())
         kind, path = request.kind, request.folder or PG19.path(request)
         self.texts: list[Text] = read(path)
         chosen = text_numbers(len(self.texts), split, search_seed)
@@ -226,8 +220,7 @@ class Task(BenchmarkTask):
         return sum(window.target_tokens for window in self._windows.get(doc["question_id"], ()))
 
     def _cut(self, text: str) -> list[Window]:
-        lm, metadata = current_lm(), self.config.metadata
-        length = metadata["length"]
+        lm, length = current_lm(), self.config.metadata["length"]
         tokenizer: Any = getattr(lm, "tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or not hasattr(lm, "_encode_pair"):
             raise DataError(
@@ -235,18 +228,15 @@ class Task(BenchmarkTask):
                 "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
             )
         if lm.max_length < length:
-            others = f" (max_length={self._longest} for every length up to the longest)" * (self._longest > length)
             raise PromptTooLong(
                 f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
-                f"cut them from the left; add max_length={length} to --model_args{others} to measure beyond the "
-                "trained window"
+                f"cut them from the left; add max_length={self._longest} to --model_args to measure beyond the trained "
+                "window"
             )
         return windows(
             text,
             length,
             longest=self._longest,
-            stride=metadata.get("stride", STRIDE),
-            count=metadata.get("windows", WINDOWS),
             offsets=tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"],
             encode_pair=lm._encode_pair,
         )

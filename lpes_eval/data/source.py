@@ -38,28 +38,15 @@ def asked(metadata: Mapping[str, Any]) -> Asked:
     ``DataError``: a folder that is none, or two settings that exclude each other.
     """
     kind, folder = metadata.get("source"), metadata.get("data_dir")
-    if folder and kind not in (None, "folder"):
+    if folder and kind is not None:
         raise DataError(f"source={kind} and data_dir={folder} exclude each other; drop one of the two")
     name, folder = ("data_dir", folder) if folder else (ENV, os.environ.get(ENV))
-    if folder and kind in (None, "folder"):
-        path = named_path(name, folder)
+    if folder and kind is None:
+        path = Path(str(folder)).expanduser()
         if not path.is_dir():
             raise DataError(f"{name}={folder}: no such folder; expected the folder with the benchmark's files")
         return Asked("folder", path)
-    if kind == "folder":
-        raise DataError(f"source=folder names no folder; add data_dir=DIR to --metadata, or set {ENV}")
     return Asked(kind or ("official" if _names_a_model(metadata) else "generated"))
-
-
-def named_path(setting: str, name: Any) -> Path:
-    """The path that a setting names, whether something is there or not; ``DataError`` for what can be no path."""
-    try:
-        path = Path(str(name)).expanduser()
-        path.exists(), path.resolve()
-        return path
-    except (RuntimeError, OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{setting}={str(name)[:80]}: {reason}; expected a name that exists") from None
 
 
 def _names_a_model(metadata: Mapping[str, Any]) -> bool:
@@ -73,50 +60,39 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
         return False
     name = str(getattr(name.config, "_name_or_path", "") if hasattr(name, "config") else name)
     shipped = reference.path().parent
-    return name not in reference.NAMES and shipped not in named_path("pretrained", name).resolve().parents
+    return name not in reference.NAMES and shipped not in Path(name).expanduser().resolve().parents
 
 
 @dataclass(frozen=True)
 class Files:
     """The files that a benchmark's authors publish at ``url``, one for each size or subset: ``{}`` stands for it.
 
-    Below a local folder a file lies in one of ``places``, as in the authors' repository, and there ``others`` serve as
-    well. ``size`` is the setting that chooses among the published ``sizes``; such a benchmark has a generated set too.
+    Below a local folder a file lies in one of ``places``, as in the authors' repository. Some benchmarks have a
+    ``generated`` set too.
     """
 
     benchmark: str
     name: str
     url: str
     places: tuple[str, ...] = ()
-    size: str = ""
-    sizes: tuple[int, ...] = ()
-    others: tuple[str, ...] = ()
+    generated: bool = False
 
     def path(self, request: Asked, which: Any = "") -> Path:
         """The file that was asked for, downloaded if need be; a ``DataError`` says the ways to get it."""
         way_out = f"give a folder that holds it (--metadata data_dir=DIR, or {ENV})"
-        way_out += ", or ask for --metadata source=generated" if self.size else ""
+        way_out += ", or ask for --metadata source=generated" if self.generated else ""
         if request.kind not in ("official", "folder"):
             message = f"{self.benchmark} has no {request.kind} set; ask for --metadata source=official"
             raise DataError(f"{message}, or {way_out}")
         address = f"{self.url}/{self.name}".format(which)
-        published = not self.sizes or which in self.sizes
-        advice = f"get it from {address}"
-        if not published:
-            advice = f"no official file has {self.size}={which}; expected one of {', '.join(map(str, self.sizes))}"
         if request.folder is None:
-            if not published:
-                raise DataError(f"{advice}; {way_out}")
             return download(address, way_out)
-        names = [name.format(which) for name in (self.name, *self.others)]
-        for name, place in product(names, ("", *self.places)):
-            for ending in (name, name.removesuffix(".gz")):
-                path = request.folder / place.format(which) / ending
-                if path.is_file():
-                    return path
-        found = ", ".join(sorted(path.name for path in request.folder.rglob("*.jsonl*"))[:10])
-        missing = f"{request.folder}: {' or '.join(names)} is not there (found {found or 'no .jsonl file'})"
-        raise DataError(f"{missing}; {advice}; {way_out}")
+        name = self.name.format(which)
+        for place, ending in product(("", *self.places), (name, name.removesuffix(".gz"))):
+            path = request.folder / place.format(which) / ending
+            if path.is_file():
+                return path
+        raise DataError(f"{request.folder}: {name} is not there; get it from {address}; {way_out}")
 
 
 def download(url: str, way_out: str) -> Path:
@@ -134,9 +110,7 @@ def download(url: str, way_out: str) -> Path:
             http_get(url, file, displayed_filename=target.name)
         os.replace(part, target)
     except Exception as error:  # whatever the HTTP client raises: offline, no route, no such page, cut off
-        offline = type(error).__name__ == "OfflineModeIsEnabled"
-        reason = "HF_HUB_OFFLINE is set" if offline else first_line(error)
-        missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({reason})"
+        missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({first_line(error)})"
         raise DataError(f"{missing}; {way_out}") from None
     finally:
         part.unlink(missing_ok=True)

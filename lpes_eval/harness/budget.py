@@ -8,7 +8,6 @@ are counted over the whole prompt as the model will see it: special tokens, chat
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from lm_eval.utils import warning_once
 from transformers import AutoTokenizer
 
 from lpes_eval import reference
-from lpes_eval.errors import DataError, PromptTooLong, UserError, first_line
+from lpes_eval.errors import DataError, PromptTooLong, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +27,13 @@ class Budget:
     """A prompt may have at most ``tokens`` tokens; ``why`` says where the limit comes from, and the way out.
 
     ``encode`` gives a string's token ids as the model will get them; ``offsets`` says where each token stands in it, in
-    characters, and is None where the tokenizer keeps no account.
+    characters.
     """
 
     tokens: int
     why: str
     encode: Callable[[str], Sequence[int]]
-    offsets: Callable[[str], Sequence[tuple[int, int]]] | None = None
+    offsets: Callable[[str], Sequence[tuple[int, int]]] = lambda text: ()
 
     def count(self, prompt: str) -> int:
         """How many tokens the model sees for ``prompt``."""
@@ -58,7 +57,7 @@ class Budget:
         return PromptTooLong(f"{what}: {found} prompt tokens, at most {self.tokens} {self.why}")
 
     def longest_beginning(self, document: str, compose: Callable[[str], str], what: str) -> str:
-        """The longest beginning of ``document`` with which the prompt fits, cut between two tokens where known.
+        """The longest beginning of ``document`` with which the prompt fits, cut between two tokens.
 
         ``compose`` makes the whole prompt from a beginning of the document; ``what`` names the example in the error
         (``PromptTooLong``) where not even a single token of the document has room.
@@ -66,15 +65,11 @@ class Budget:
         if self.fits(compose(document)):
             return document
         overhead = self.count(compose(""))
-        if self.offsets is None:
-            ends: Sequence[int] = range(1, len(document) + 1)
-            kept = bisect_left(ends, True, key=lambda end: not self.fits(compose(document[:end])))
-        else:
-            ends = [end for _, end in self.offsets(document)]
-            kept = min(self.tokens - overhead, len(ends))
-            # tokens merge across the cut: what counts is the whole
-            while kept > 0 and (excess := self.count(compose(document[: ends[kept - 1]])) - self.tokens) > 0:
-                kept -= excess
+        ends = [end for _, end in self.offsets(document)]
+        kept = min(self.tokens - overhead, len(ends))
+        # tokens merge across the cut: what counts is the whole
+        while kept > 0 and (excess := self.count(compose(document[: ends[kept - 1]])) - self.tokens) > 0:
+            kept -= excess
         if kept <= 0:
             raise self.too_long(f"{what} without its document", overhead)
         return document[: ends[kept - 1]]
@@ -84,35 +79,19 @@ NO_LIMIT = Budget(0, "", encode=lambda prompt: ())
 """The budget outside an evaluation: nothing is sent, so nothing has to fit."""
 
 
-def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = None, cap: int | None = None) -> Budget:
+def for_model(lm: Any, new_tokens: int, cap: int | None = None) -> Budget:
     """The budget of a prompt for ``lm``, one of lm-eval's model objects, beside an answer of up to ``new_tokens``.
 
-    ``metadata`` is lm-eval's, merged; ``tokenizer`` and ``max_length`` there serve models that have none. ``cap`` is
-    the most prompt tokens that the protocol allows. ``DataError``: no tokenizer or no known window, and none is named;
-    ``PromptTooLong``: the answer alone fills the window.
+    ``cap`` is the most prompt tokens that the protocol allows. ``DataError``: the model has no tokenizer, or no known
+    window.
     """
     if not isinstance(new_tokens, int) or new_tokens < 1:
         raise DataError(f"--gen_kwargs max_gen_toks={new_tokens}: expected a whole number, 1 or more")
-    metadata = metadata or {}
-    window = getattr(lm, "max_length", None) or metadata.get("max_length")
-    if not isinstance(window, int):
-        raise DataError(f"{type(lm).__name__} does not say how long its window is; add max_length=N to --metadata")
-    tokenizer = getattr(lm, "tokenizer", None)
-    if not tokenizer:
-        if not isinstance(name := metadata.get("tokenizer"), str):
-            message = f"{type(lm).__name__} has no tokenizer to count a prompt's tokens with"
-            raise DataError(f"{message}; name one: --metadata tokenizer=NAME_OR_FOLDER")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise DataError(f"tokenizer={name}: cannot be loaded ({first_line(error)})") from None
-    backend = getattr(lm, "backend", None)
-    free = window - (0 if backend == "seq2seq" else new_tokens)  # an encoder-decoder's window holds the prompt alone
-    if free <= 0:
-        raise PromptTooLong(
-            f"a window of {window} tokens has no room for a prompt and {new_tokens} new tokens; "
-            "ask for fewer with --gen_kwargs max_gen_toks=N"
-        )
+    window, tokenizer = getattr(lm, "max_length", None), getattr(lm, "tokenizer", None)
+    if not isinstance(window, int) or not callable(tokenizer):
+        message = "has no window or no tokenizer to count a prompt's tokens with"
+        raise DataError(f"{type(lm).__name__} {message}; take a model type whose tokenizer is one of transformers'")
+    free = window - new_tokens
     limit, why = cap, "by the task's protocol; raise it with --metadata prompt_tokens=N"
     if limit is None or free < limit:
         if cap is not None:
@@ -121,18 +100,15 @@ def for_model(lm: Any, new_tokens: int, metadata: Mapping[str, Any] | None = Non
         limit = free
         why = (
             f"(window of {window} less {new_tokens} for the answer); take a smaller variant of the task, fewer new "
-            "tokens (--gen_kwargs max_gen_toks=N), or, where the model's positions reach that far, a larger window "
-            "(--model_args max_length=N)"
+            "tokens (--gen_kwargs max_gen_toks=N), or a larger window (--model_args max_length=N)"
         )
-    if not callable(tokenizer):  # tiktoken's and the remote ones can only encode
-        return Budget(limit, why, tokenizer.encode)
-    own = getattr(lm, "tok_encode", None) if backend == "causal" else None
+    own = getattr(lm, "tok_encode", None) if getattr(lm, "backend", None) == "causal" else None
     encode = own or (lambda text: tokenizer(text)["input_ids"])
 
     def offsets(text: str) -> Sequence[tuple[int, int]]:
         return tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
 
-    return Budget(limit, why, encode, offsets if getattr(tokenizer, "is_fast", False) else None)
+    return Budget(limit, why, encode, offsets)
 
 
 def require_chat_template(lm: Any) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from lpes_eval import methods
-from lpes_eval.errors import FactorsError, UserError
+from lpes_eval.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +90,7 @@ def extend_models(registry: ModuleType) -> None:
     import lm_eval.models  # noqa: F401  (the built-in names, so that they come first)
 
     for name in methods.names():
-        if name in registry.model_registry:
-            logger.warning("the model type %s is another one's, not lpes-eval's", name)
-        else:
+        if name not in registry.model_registry:
             registry.model_registry.register(name, target=f"{methods.__name__}.{name}:Method")
 
 
@@ -116,19 +113,8 @@ def extend_tasks(manager: ModuleType) -> None:
                 self.task_index.setdefault(name.removeprefix("lpes_"), self.task_index[name])
             self._all_tasks = sorted(self.task_index)
 
-    def load(original: Callable[..., Any], self: Any, task_list: Any) -> Any:
-        with _ours("say which tasks run"):
-            for name in map(str, task_list if isinstance(task_list, list) else [task_list]):
-                ours = self.task_index.get(f"lpes_{name}")
-                if ours is not None and self.task_index.get(name) is ours:
-                    logger.info("%s: this is lpes_%s of lpes-eval", name, name)
-                elif ours is not None:
-                    logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
-        return original(self, task_list)
-
     manager.TaskIndex.build = staticmethod(build_with_ours)
     _around(manager.TaskManager, "__init__", init)
-    _around(manager.TaskManager, "load", load)
     with _ours("check commands early"):
         _extend_command()
     separate_caches()
@@ -216,8 +202,6 @@ def _one_line(before: Callable[..., Any], kind: type[BaseException], error: Base
 
 def _check_early(config: Any) -> None:
     """Refuse what no model is needed to refuse: factors that cannot be read, and examples that cannot be had."""
-    if typed := re.search(r"\b(factors?|bases)=[\d.]*\d_\d[\d_.]*(?![^,\s])", " ".join(sys.argv)):
-        raise FactorsError(f"{typed[0]}: lm_eval reads this without the _; expected a number such as 1.5")
     arguments = config.model_args or {}
     if config.model == "lpes" and arguments.get("factors") is not None:
         from lpes_eval import factors
@@ -229,19 +213,18 @@ def _check_early(config: Any) -> None:
         require_named_chat_template(arguments)
     if config.tasks and not config.include_path:
         named = [config.tasks] if isinstance(config.tasks, str) else config.tasks
-        typed_metadata = {key: value for key, value in (config.metadata or {}).items() if key not in arguments}
-        check_examples([name for text in named for name in text.split(",")], arguments, typed_metadata)
+        typed = {key: value for key, value in (config.metadata or {}).items() if key not in arguments}
+        check_examples([name for text in named for name in text.split(",")], arguments, typed)
 
 
 def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Load the examples of those of ``tasks`` that are ours; refuse what they refuse, and settings that none takes."""
-    from lpes_eval.harness.settings import refuse_misspelt
+    from lpes_eval.harness.settings import refuse_unknown
 
     manager = own_tasks({**arguments, **metadata})
-    names = {name: manager.match_tasks([name]) for name in tasks}
-    if all(names.values()):
-        refuse_misspelt(metadata, complete=True)
-    manager.load(sorted({task for matched in names.values() for task in matched}))
+    if all(manager.match_tasks([name]) for name in tasks):
+        refuse_unknown(metadata)
+    manager.load(manager.match_tasks(list(tasks)))
 
 
 EXTENSIONS = {"lm_eval.api.registry": extend_models, "lm_eval.tasks.manager": extend_tasks}

@@ -95,18 +95,13 @@ class BenchmarkTask(ConfigurableTask):
         """The scores of one example; none where only the answers are wanted (``--predict_only``)."""
         return {"bypass": None} if "bypass" in self._metric_fn_list else self.scores(doc, results)
 
-    @property
-    def prompt_tokens(self) -> int | None:
-        """The most tokens that the benchmark's protocol allows a prompt."""
-        return self.config.metadata.get("prompt_tokens")
-
     def budget(self) -> budget.Budget:
         """The budget of a prompt for the model that is being evaluated."""
         if (lm := current_lm()) is None:
             return budget.NO_LIMIT
         asked = (lm, self.config.generation_kwargs["max_gen_toks"])
         if self._budget is None or self._budget[:2] != asked:
-            self._budget = (*asked, budget.for_model(*asked, self.config.metadata, self.prompt_tokens))
+            self._budget = (*asked, budget.for_model(*asked, self.config.metadata.get("prompt_tokens")))
         return self._budget[2]
 
 
@@ -276,9 +271,7 @@ class ExamTask(BenchmarkTask):
         super().__init__(config, metrics, output_type="generate_until", num_fewshot=0, generation_kwargs=generation)
 
     def fewshot_context(self, doc: dict, num_fewshot: int, **options: Any) -> str | list[str]:
-        """The prompt as the model gets it; raises ``DataError`` where examples were asked for."""
-        if num_fewshot:
-            raise DataError(f"{self.config.task} is asked without examples; drop --num_fewshot {num_fewshot}")
+        """The prompt as the model gets it."""
         chat = bool(options.get("apply_chat_template"))
         template = options.get("chat_template") if chat else None
         around = partial(budget.render, system_instruction=options.get("system_instruction"), chat_template=template)

@@ -14,8 +14,6 @@ import pkgutil
 from importlib import import_module
 from typing import Any
 
-from lpes_eval.errors import UserError
-
 SHARED = ("attention", "base", "interception", "prompt", "tables")
 """Modules in this package that are no methods: what several methods use."""
 
@@ -26,7 +24,5 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Any:
-    """The class of a method, a subclass of :class:`lpes_eval.methods.base.MethodLM`; ``UserError`` for another name."""
-    if name not in names():
-        raise UserError(f"{name}: no such method; expected one of {', '.join(names())}")
+    """The class of a method, a subclass of :class:`lpes_eval.methods.base.MethodLM`."""
     return import_module(f"{__name__}.{name}").Method

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, StaticLayer
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lpes_eval.errors import UserError
 from lpes_eval.methods.tables import Table
 
 
@@ -45,7 +44,6 @@ class Call:
     """One layer's attention in one forward.
 
     Attributes:
-        method: the name of the method.
         partial: whether the layer rotates the leading entries of a head alone, as many as its table has.
         given: what the ``module`` was called with, by name.
         state: for what the method wants to remember about this layer as long as the cache lives.
@@ -54,7 +52,6 @@ class Call:
         options: what else the layer hands its attention ``function``, such as ``scaling``.
     """
 
-    method: str
     partial: bool
     layer: int
     module: nn.Module
@@ -85,17 +82,8 @@ class Call:
         return query, key
 
     def cached(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append rotated keys and values to the cache and return all that it holds; without a cache return these.
-
-        ``UserError``: a static cache has no room for more heads of keys than of values.
-        """
-        if self.cache is None:
-            return key, value
-        static = any(isinstance(layer, StaticLayer) for layer in self.cache.cache.layers)
-        if static and key.shape[1] != value.shape[1]:
-            found = f"{self.method} caches {key.shape[1]} heads of keys beside {value.shape[1]} of values"
-            raise UserError(f"{found}, for which a static cache has no room (leave out cache_implementation)")
-        return self.cache.append(key, value)
+        """Append rotated keys and values to the cache and return all that it holds; without a cache return these."""
+        return self.cache.append(key, value) if self.cache is not None else (key, value)
 
     def compute(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention by the implementation that the model was loaded with, (B, T, H', D_v).

@@ -3,8 +3,8 @@
 lm_eval --model attention_buckets --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
 Each base gives a distribution p_j over the next token; the prediction is ``sum_j a_j p_j`` with weights by confidence,
-``a_j = softmax_j(max_v logits_j(v))``: the softmax over the bases of each one's highest logit. The authors' code adds
-up the *logits* with these weights (``combine=logits``); docs/methods.md says what comes from where.
+``a_j = softmax_j(max_v logits_j(v))``: the softmax over the bases of each one's highest logit. docs/methods.md says
+what comes from where.
 
 Every row of the input becomes N rows of one batch, each with cosines and sines of its own base and a row of the cache.
 """
@@ -22,8 +22,7 @@ from transformers.cache_utils import Cache
 
 from lpes_eval import rope
 from lpes_eval.caches import Stamp
-from lpes_eval.errors import CacheError, UserError
-from lpes_eval.flags import of, one_of
+from lpes_eval.errors import CacheError
 from lpes_eval.methods.base import InModel, MethodLM
 from lpes_eval.methods.interception import claim
 from lpes_eval.methods.tables import Table, own_base, parse_bases, published_bases
@@ -43,17 +42,14 @@ class Buckets(InModel):
 
     Attributes:
         bases: as a list or ``10000:17500:25000``; None: the paper's seven, times the model's own base / 10000.
-        combine: ``probabilities`` as in the paper, or ``logits`` as in its authors' code.
     """
 
     bases: Any = None
-    combine: str = "probabilities"
 
     def __post_init__(self) -> None:
         """Read what a user wrote."""
         if self.bases is not None:
             self.bases = parse_bases("bases", self.bases)
-        of(one_of("probabilities", "logits"), "combine", self.combine)
         self._model: Any = None
 
     def check(self, model: nn.Module) -> None:
@@ -86,8 +82,6 @@ class Buckets(InModel):
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         call = dict(zip(inspect.signature(self._original).parameters, args, strict=False)) | kwargs
-        if call.get("labels") is not None:
-            raise UserError(f"{NAME} combines predictions and computes no loss; leave the labels out")
         count, ids = len(self.bases), call.get("input_ids")
         batch = len(ids if ids is not None else call["inputs_embeds"])
         for cache in [value for value in call.values() if isinstance(value, Cache)]:
@@ -105,7 +99,7 @@ class Buckets(InModel):
             output = self._original(**call)
         self._stamp.put(output)
         if count > 1:
-            output.logits = _mixed(output.logits.unflatten(0, (count, -1)), self.combine)
+            output.logits = _mixed(output.logits.unflatten(0, (count, -1)))
         return output
 
     def _tabulate(self, rotary: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
@@ -118,22 +112,19 @@ class Buckets(InModel):
         return tuple(t.expand(-1, rows, -1, -1).flatten(0, 1) for t in tables)
 
 
-def _mixed(logits: Tensor, combine: str) -> Tensor:
-    """The confidence-weighted mean of the bases' predictions: logarithms of probabilities, or logits, (B, T, V).
+def _mixed(logits: Tensor) -> Tensor:
+    """The confidence-weighted mean of the bases' predictions, logarithms of probabilities, (B, T, V).
 
     ``logits`` are (N, B, T, V); one base is added after another, so that float32 is held of one at a time.
     """
     weight = torch.full((), -torch.inf, device=logits.device)  # of the bases before, its logarithm: (B, T, 1)
-    mean = weight if combine == "probabilities" else torch.zeros_like(weight)
+    mean = weight
     for one in logits:
         one = one.float()
         confidence = one.amax(-1, keepdim=True)
         total = torch.logaddexp(weight, confidence)
         before, now = weight - total, confidence - total
-        if combine == "probabilities":
-            mean = torch.logaddexp(mean + before, one.log_softmax(-1) + now)
-        else:
-            mean = mean * before.exp() + one * now.exp()
+        mean = torch.logaddexp(mean + before, one.log_softmax(-1) + now)
         weight = total
     return mean
 

@@ -118,7 +118,7 @@ class Interception(InModel):
         self._attentions = {h: module for h, module in find_attention(model, self.name).items() if h in chosen}
 
     def prepare(self, model: nn.Module) -> None:
-        """Find out what is missing in the settings from the model as it is, in eval mode and without gradients."""
+        """Find out what is missing in the settings from the model as it is, without gradients."""
 
     def put(self, model: nn.Module) -> None:
         """Put the method into the model, where its way of rotating can be followed."""
@@ -128,8 +128,6 @@ class Interception(InModel):
         self._configs: dict[int, Any] = {h: module.config for h, module in self._attentions.items()}
         self._handles: list[Any] = []
         self.partial = {}
-        training = {module: module.training for module in model.modules()}
-        model.eval()
         try:
             with torch.no_grad():
                 self.prepare(model)
@@ -137,9 +135,6 @@ class Interception(InModel):
         except BaseException:
             self.detach()
             raise
-        finally:
-            for module, was in training.items():
-                module.training = was
         self.layers = tuple(sorted(self._attentions))
 
     def detach(self) -> None:
@@ -226,7 +221,7 @@ class Interception(InModel):
             states = cache.cache.__dict__.setdefault(_ATTRIBUTE, {})
             if held == 0:
                 states[h] = {}
-        layer = (self.name, self.partial.get(h, False), h, module, given, table, cache, states.get(h, {}))
+        layer = (self.partial.get(h, False), h, module, given, table, cache, states.get(h, {}))
         return self._attend(Call(*layer, query, key, value, attention_mask, options, function)), None
 
     def _follow_the_family(self) -> None:

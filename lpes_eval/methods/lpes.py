@@ -6,8 +6,7 @@ lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factor
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,18 +14,9 @@ from torch import nn
 
 from lpes_eval import factors as factors_file
 from lpes_eval import rope, weights
-from lpes_eval.errors import FactorsError, UserError, plain
+from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import FIELD, Factors, carried, text_config
 from lpes_eval.methods.base import InModel, MethodLM
-
-REBUILT = {
-    "peft", "subfolder", "tokenizer", "dtype", "softmax_dtype", "mixed_precision_dtype", "load_in_4bit", "load_in_8bit",
-    "bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "max_length", "add_bos_token", "prefix_token_id",
-    "think_end_token", "enable_thinking", "chat_template_args",
-}  # fmt: skip
-"""Arguments of the search's model that ``factors=FILE`` alone takes over; none of them runs code from elsewhere."""
-ASKED = ("apply_chat_template", "system_instruction", "num_fewshot", "gen_kwargs")
-"""Settings of a search that its scores depend on, and that are flags of ``lm_eval``."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +56,7 @@ class LayerFactors(InModel):
     def put(self, model: nn.Module) -> None:
         """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
-        self._carried, self._before = getattr(text_config(config), FIELD, None), rope.in_force(model)
+        self._carried = getattr(text_config(config), FIELD, None)
         self.read(config)
         if self.parsed is not None:
             self.check(model)
@@ -78,10 +68,8 @@ class LayerFactors(InModel):
             raise UserError(f"pretrained: the model has {method} in it; detach it first")
 
     def detach(self) -> None:
-        """Leave the model exactly as it was, with the factors that it had."""
+        """Leave the plain model, with what its folder carries."""
         rope.remove(self._model)
-        if self._before is not None:
-            rope.apply(self._model, self._before)
         if self._carried is not None:
             setattr(text_config(self._model.config), FIELD, self._carried)
 
@@ -102,14 +90,6 @@ class LPES(MethodLM):
     published_time: ClassVar[float | None] = 1.0
     Inside: ClassVar[Any] = LayerFactors
     by_engine = True
-
-    _by_default = False  # whether nobody named the model
-
-    def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
-        own = {field.name for field in fields(self.Inside) if field.init}
-        if other := kwargs.keys() & {"factor", "factors", "fit"} - own:
-            raise UserError(f"{other.pop()}=: lpes takes factors= and fit=, and pi takes factor=, for all layers")
-        super().__init__(pretrained, **kwargs)
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
@@ -152,33 +132,10 @@ class LPES(MethodLM):
         """The factors' origin, in the revision that they name, or else the reference model."""
         name = None
         if (parsed := self.method.parsed) is not None:
-            _load_as_then(parsed.origin, kwargs)
             name, revision = parsed.model
             if revision is not None:
                 kwargs.setdefault("revision", revision)
-        self._by_default = name is None
         return name or super().default_model(kwargs)
-
-    def check(self, skeleton: nn.Module) -> None:
-        """Check the factors against the model's layers."""
-        try:
-            super().check(skeleton)
-        except FactorsError as error:
-            if not self._by_default:
-                raise
-            way_out = "it is the reference model, as no pretrained= was given: add pretrained=YOUR_MODEL"
-            raise FactorsError(f"{error}; {way_out}") from None
-
-
-def _load_as_then(origin: Mapping[str, Any], kwargs: dict[str, Any]) -> None:
-    """Load the model as it was when the factors were found, and say what only the user can give."""
-    given = origin.get("model_args", {})
-    for name in REBUILT & given.keys():
-        kwargs.setdefault(name, given[name])
-    missing = [f"{name}={value}" for name, value in given.items() if name not in REBUILT and name not in kwargs]
-    missing += [f"--{name}" for name in ASKED if origin.get("search", {}).get(name)]
-    if missing:
-        logger.warning("a factors file does not bring back what these were found with: %s", plain(", ".join(missing)))
 
 
 Method = LPES

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lpes_eval.errors import UserError
-from lpes_eval.flags import at_least, of, one_of, positive
+from lpes_eval.flags import at_least, of, positive
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
@@ -29,7 +29,6 @@ class HeadFactors(PromptInterception):
         min, max: the least and the greatest factor.
         skip: so many layers at the beginning are left alone; 2 as in the authors' scripts, 0 as in Algorithm 1.
         threshold: attention counts for a head's awareness from so many times its mean on (the paper's alpha).
-        order: ``paper``, or ``authors`` for what the authors' code does.
         ranks: by layer, the number of each head's factor in the last prompt, (B, H); 0 is the least factor.
     """
 
@@ -37,22 +36,19 @@ class HeadFactors(PromptInterception):
     max: float = 1.8
     skip: int = 2
     threshold: float = 3.0
-    order: str = "paper"
     name = "Ms-PoE"
 
     def __post_init__(self) -> None:
         """Read what a user wrote, and refuse what makes no sense."""
         self.min, self.max = of(positive, "min", self.min), of(positive, "max", self.max)
         self.skip, self.threshold = of(at_least(0), "skip", self.skip), of(positive, "threshold", self.threshold)
-        of(one_of("paper", "authors"), "order", self.order)
         if self.min > self.max:
             raise UserError(f"min={self.min:g},max={self.max:g}: expected min <= max")
         self.ranks: dict[int, Tensor] = {}
 
     def factors(self, heads: int) -> list[float]:
         """The factors of so many heads, ascending (Eq. 2)."""
-        steps = max(heads - 1, 1) if self.order == "paper" else heads
-        return [self.min + number * (self.max - self.min) / steps for number in range(heads)]
+        return [self.min + number * (self.max - self.min) / max(heads - 1, 1) for number in range(heads)]
 
     def chosen_layers(self, depth: int) -> range:
         """All after the first ``skip``; ``UserError`` where none is left."""
@@ -84,9 +80,9 @@ class HeadFactors(PromptInterception):
         visible = _visible(call, last)
         weights = scores.masked_fill(~visible[:, None], float("-inf")).softmax(-1)
         least = self.threshold / visible.sum(-1)[:, None, None]
-        counts = weights > least if self.order == "authors" else weights >= least
+        counts = weights >= least
         order = counts.sum(-1).argsort(dim=-1, descending=True, stable=True)  # of rank r: the head
-        return order if self.order == "authors" else order.argsort(dim=-1)
+        return order.argsort(dim=-1)
 
 
 def _visible(call: Call, last: Tensor) -> Tensor:

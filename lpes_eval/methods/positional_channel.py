@@ -25,7 +25,7 @@ from lpes_eval.flags import at_least, finite, of
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
-LENGTH = 1000  # tokens of a random prompt
+SAMPLES, LENGTH = 200, 1000  # random prompts of a search, and their tokens, as in the authors' script
 
 
 @dataclass(eq=False)
@@ -35,31 +35,22 @@ class ScaledChannel(PromptInterception):
     Attributes:
         channel: number of the hidden channel; None: it is searched when the method is put into a model.
         scale: what it is multiplied by, below 1; 0 in most of the authors' configurations, -1 in some.
-        layers: from the first number to before the second, as ``10:26``; None: from 5/16 to 13/16 of the depth.
-        samples: random prompts of a search; 200 as in the authors' script.
     """
 
     channel: Any = None
     scale: float = 0.0
-    layers: Any = None
-    samples: int = 200
     name = "Positional-channel scaling"
 
     def __post_init__(self) -> None:
         """Read what a user wrote."""
         self.channel = of(at_least(0), "channel", self.channel) if self.channel is not None else None
-        self.scale, self.samples = of(finite, "scale", self.scale), of(at_least(1), "samples", self.samples)
+        self.scale = of(finite, "scale", self.scale)
         if self.scale >= 1:
             raise UserError(f"scale={self.scale:g}: expected less than 1")
 
     def chosen_layers(self, depth: int) -> range:
-        """The layers in a model of this depth; ``UserError`` where there are none, or not so many."""
-        if self.layers is None:
-            return range(round(depth * 5 / 16), round(depth * 13 / 16))
-        first, _, end = str(self.layers).partition(":")
-        if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= depth):
-            raise UserError(f"layers={self.layers}: expected FIRST:END with 0 <= FIRST < END <= {depth}")
-        return range(int(first), int(end))
+        """From 5/16 to 13/16 of the depth, as the authors' layers 10 to 25 of 32."""
+        return range(round(depth * 5 / 16), round(depth * 13 / 16))
 
     def check(self, model: Any) -> None:
         """Refuse a model without the channel, too."""
@@ -71,13 +62,9 @@ class ScaledChannel(PromptInterception):
     def prepare(self, model: nn.Module) -> None:
         """Find the channel where none is given."""
         if self.channel is None:
-            if not (found := candidates(model, self.samples)):
+            if not (found := candidates(model)):
                 raise UserError("no hidden channel is monotone in more than a quarter of the layers; give channel=N")
             self.channel = found[0]
-
-    def describe(self) -> dict[str, Any]:
-        """The channel, its scale, and the layers."""
-        return {"channel": self.channel, "scale": self.scale, "layers": self.layers}
 
     def attend(self, call: Call) -> Tensor:
         """Attention of the model as it is, and with the channel scaled from the prompt's last token on."""
@@ -105,7 +92,7 @@ class ScaledChannel(PromptInterception):
 
 
 @torch.no_grad()
-def candidates(model: Any, samples: int = 200) -> list[int]:
+def candidates(model: Any, samples: int = SAMPLES) -> list[int]:
     """The ten smoothest hidden channels of a plain model that are monotone in the position, the smoothest first."""
     config = model.config.get_text_config(decoder=True)
     length = min(LENGTH, config.max_position_embeddings)

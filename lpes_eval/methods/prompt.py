@@ -25,14 +25,6 @@ class PromptInterception(Interception):
 
     _end: Tensor | None = None  # columns, on the processor: asking a GPU would take time
 
-    def check(self, model: Any) -> None:
-        """Refuse also a model of which it is not known where prompts end."""
-        super().check(model)
-        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            raise UserError(f"{self.name}: the adapter puts tokens of its own before the prompt; leave it out")
-        if model.config._attn_implementation == "flex_attention":
-            raise UserError(f"{self.name} cannot use masks of flex_attention; load the model with another one (sdpa)")
-
     @contextmanager
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
         """The prompt's last token is in this column, or one column a row, where no cache is filled; else the last."""

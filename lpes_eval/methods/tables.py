@@ -102,16 +102,10 @@ def own_base(model: nn.Module, method: str) -> float:
     elif theta is None or kept is None:
         found = "it has no single rotary module with a rope_theta and inverse frequencies"
     elif not kept.is_meta:
-        positions = torch.zeros(3, 1, 1, dtype=torch.long, device=kept.device)
-        try:
-            table = rotary(kept.new_zeros(1, 1, 1), positions[0])
-        except IndexError:  # Qwen 3.5 in transformers 5.18 takes positions of three axes alone
-            table = rotary(kept.new_zeros(1, 1, 1), positions)
-        rounding = torch.finfo(kept.dtype)  # model.to(torch.bfloat16) rounds buffers, too
-        near: Any = {"rtol": max(rounding.eps, 1e-5), "atol": max(rounding.tiny * rounding.eps, 1e-8)}
-        if torch.is_tensor(table):
+        near = max(torch.finfo(kept.dtype).eps, 1e-5)  # model.to(torch.bfloat16) rounds buffers, too
+        if torch.is_tensor(rotary(kept.new_zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long, device=kept.device))):
             found = "its rotary tables are complex numbers"
-        elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), **near):
+        elif not torch.allclose(kept.float(), frequencies(theta, kept.float()), rtol=near):
             found = f"its frequencies are not powers of its rope_theta, {theta:g}"
     if found is not None:
         needs = f"{method} replaces the base of default RoPE, which has nothing else (docs/methods.md)"

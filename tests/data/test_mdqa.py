@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import re
 from itertools import groupby
 from unicodedata import category
 
@@ -82,55 +81,11 @@ def test_official_file_gives_its_documents_in_their_order_wherever_the_gold_one_
         assert f"Document [10](Title: Gold {{{number}}}) Röntgen, number {number}.\n\nQuestion" in example.prompt(100)
 
 
-# -- distractors from other questions --------------------------------------------------------------------------------
-
-
-def test_drawn_distractors_are_other_questions_paragraphs_without_an_accepted_answer(shared):
-    path = shared(mdqa.ORACLE)
-    oracle = mdqa.read(path, 1)
-    assert len(oracle) == 2655
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        raw = [json.loads(one) for one in file]
-    paragraphs = {(c["title"], c["text"]) for one in raw for c in one["ctxs"]}
-    example = mdqa.drawn_distractors(oracle, 30)
-    for question_id in [1840, *range(0, 2655, 20)]:
-        drawn = example(question_id)
-        assert drawn.question == raw[question_id]["question"]
-        assert list(drawn.answers) == raw[question_id]["answers"]
-        assert {(d.title, d.text) for d in drawn.documents(0)} <= paragraphs
-        assert len({d.text for d in drawn.documents(0)}) == 30
-        for copy in (f"{d.title} {d.text}".replace("\n", " ") for d in drawn.distractors):
-            for answer in drawn.answers:
-                if len(letters := re.sub(r"[^\w\s]", "", answer.lower())) > 1:
-                    assert best_subspan_em(copy, [answer]) == 0.0
-                else:
-                    assert letters not in re.sub(r"[^\w\s]", "", copy.lower()).split()
-
-
-def test_a_file_that_cannot_serve_is_an_error_with_the_numbers(tmp_path, write):
-    path = write(tmp_path / mdqa.ORACLE, *(line(n, 1) for n in range(6)))
-    with pytest.raises(DataError, match=r"example 3: 0 distractors .* among 6 documents, expected 9"):
-        mdqa.drawn_distractors(mdqa.read(path, 1), 10)(2)
-    for lines, message in (
-        ([line(0)], "10 documents in 'ctxs', expected 1"),
-        ([line(0, 1)], "1 example in it"),
-        ([], "no examples in it"),
-    ):
-        write(path, *lines)
-        with pytest.raises(DataError, match=message):
-            mdqa.load(num_documents=10, data_dir=str(tmp_path))
-
-
-def test_gold_paragraphs_serve_unpacked_too_and_only_where_the_whole_file_is_not(tmp_path, write):
-    def alone(n):
-        context = {"title": f"Title {n}", "text": f"It is answer-{n:02}.", "isgold": True}
-        return {"question": f"who is {n}", "answers": [f"answer-{n:02}"], "ctxs": [context]}
-
-    write(tmp_path / mdqa.ORACLE.removesuffix(".gz"), *map(alone, range(20)))
-    rows, source = mdqa.load(num_documents=10, data_dir=str(tmp_path))
-    assert (source.version(3), len(rows[0]["distractors"])) == ("3 folder: nq-open-oracle+drawn", 9)
-    write(tmp_path / NAME, *map(line, range(20)))
-    assert mdqa.load(num_documents=10, data_dir=str(tmp_path))[1].name == NAME.removesuffix(".jsonl.gz")
+@pytest.mark.parametrize(("lines", "message"), [([line(0)], "1 example in it"), ([], "no examples in it")])
+def test_a_file_that_cannot_be_divided_is_refused(tmp_path, write, lines, message):
+    write(tmp_path / NAME, *lines)
+    with pytest.raises(DataError, match=message):
+        mdqa.load(num_documents=10, data_dir=str(tmp_path))
 
 
 # -- SynthWiki -------------------------------------------------------------------------------------------------------
@@ -166,16 +121,17 @@ def test_synthwiki_gets_distractors_about_others_and_its_splits_share_no_passage
     assert {row["question"].split()[0] for row in rows[:20]} == {"Where"}  # of all passages, then the second questions
     prompt = mdqa.Example.of(**rows[0]).prompt(0)
     assert "\n\nDocument [1] Person " in prompt
-    (other,) = mdqa.load(num_documents=5, source="synthwiki", text_file=str(path), split="all")[:1]
-    assert other == rows
+    with pytest.raises(DataError, match=r"11 distractors .* can be drawn among 24 documents, expected 24"):
+        mdqa.load(num_documents=25, source="synthwiki", text_file=str(path))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("no.csv", "context,question\nx,y\n", "row 1 has no context, question, answer"),
+        ("no.csv", "context,question\nx,y\n", "cannot be read as SynthWiki's .*answer"),
+        ("no.csv", "context,question,answer\nx,y\n", "row 1 has no context, question, answer"),
         ("no.csv.gz", "context,question,answer\n", "cannot be read as SynthWiki's"),
-        ("nowhere.csv", "", r"no such file; expected SynthWiki's \.csv"),
+        ("nowhere.csv", "", "nowhere.csv: cannot be read"),
         (None, "", r"names no file; add text_file=FILE\.csv"),
     ],
 )
@@ -247,16 +203,6 @@ def test_a_folder_may_be_laid_out_as_the_repository_and_hold_either_form(tmp_pat
         assert [row["question"] for row in rows] == [f"who is {first + i}" for i in held_out]
         assert source.version(3) == "3 folder: nq-open-10_total_documents_gold_at_0"
         assert (source.location, source.total, source.examples) == (str(path), 50, 30)
-
-
-def test_a_folder_with_the_gold_paragraphs_alone_says_so_and_draws_the_same_for_every_size(shared, tmp_path):
-    (tmp_path / mdqa.ORACLE).symlink_to(shared(mdqa.ORACLE))
-    (rows, source), thirty = (mdqa.load(num_documents=n, data_dir=str(tmp_path)) for n in (10, 30))
-    assert len(rows) == 500
-    assert source.version(1) == "1 folder: nq-open-oracle+drawn"
-    assert source.sha256 == "6a7f72b846f663a133ef952244e5a4e43f06bcf190afe34e8fbe687ce0d1653e"
-    assert [row["distractors"][:9] for row in thirty[0]] == [row["distractors"] for row in rows]
-    assert len({row["distractors"][0]["text"] for row in rows}) > 400  # each question draws its own
 
 
 @pytest.fixture(scope="module")

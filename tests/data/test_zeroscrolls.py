@@ -1,6 +1,5 @@
-"""ZeroSCROLLS: files, prompts and cutting, metrics, tasks, and the submission file."""
+"""ZeroSCROLLS: files, prompts and cutting, metrics, and the tasks."""
 
-import csv
 import json
 import zipfile
 from pathlib import Path
@@ -13,10 +12,8 @@ from unidecode import unidecode
 
 from lpes_eval.data import zeroscrolls
 from lpes_eval.data.source import Asked
-from lpes_eval.data.zeroscrolls import __main__ as submission
-from lpes_eval.errors import DataError, PromptTooLong
+from lpes_eval.errors import DataError
 from lpes_eval.harness import budget
-from lpes_eval.harness.segments import join
 
 # -- files and prompts -------------------------------------------------------------------------------------------------
 
@@ -25,7 +22,7 @@ SEPARATOR = "... [The rest of the article is omitted]\n\n"
 QASPER = (  # the published prompt (arXiv 2305.14196, Table 6)
     "You are given a scientific article and a question. Answer the question as concisely as you can, using a single "
     "phrase or sentence if possible. If the question cannot be answered based on the information in the article, write "
-    '"unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable".{chat}'
+    '"unanswerable". If the question is a yes/no question, answer "yes", "no", or "unanswerable".'
     "\n\nArticle:\n{document}\n\nQuestion:\nWho is it?{header}"
 )
 GOV_REPORT = (
@@ -37,7 +34,7 @@ GOV_REPORT = (
 def row(name: str, number: int, document: str, output: str | None) -> dict:
     """A line in the benchmark's form."""
     template, header = (GOV_REPORT, "\n\nSummary:\n") if name == "gov_report" else (QASPER, "\n\nAnswer:\n")
-    text = template.format(document=document, header=header, chat="")
+    text = template.format(document=document, header=header)
     start = text.index(":\n") + 2
     asked = text.index("Question:\n") if name != "gov_report" else start + len(document)
     return {
@@ -81,16 +78,8 @@ def read(folder: Path, name: str, split: str = "held_out") -> list[zeroscrolls.E
 
 def read_one(folder: Path, name: str, document: str) -> tuple[str, zeroscrolls.Example]:
     """The input of one example, and the example as it is read."""
-    line = row(name, 1, document, "x")
-    archive(folder, name, [line], [])
-    return line["input"], read(folder, name)[0]
-
-
-def test_archive_and_unpacked_folder_give_the_same_examples(folder, tmp_path):
-    with zipfile.ZipFile(folder / "qasper.zip") as file:
-        file.extractall(tmp_path / "zero_scrolls")
-    assert read(tmp_path, "qasper") == read(folder, "qasper")
-    assert all(example.references == () for example in read(folder, "qasper", "test"))
+    archive(folder, name, [row(name, 1, document, "x")], [])
+    return row(name, 1, document, "x")["input"], read(folder, name)[0]
 
 
 def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
@@ -102,35 +91,16 @@ def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
 
 
 def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
-    for split, message in (("search", "search on another task"), ("train", "held_out, test")):
-        with pytest.raises(DataError, match=message):
-            zeroscrolls.locate(Asked("folder", tmp_path), "qasper", split)
-    path = tmp_path / "qasper.zip"
-    for member, text, split, message in (
-        (None, "", "held_out", r"qasper\.zip"),
-        ("qasper/validation.jsonl", "", "held_out", "holds no example"),
-        ("qasper/validation.jsonl", "\n{broken\n", "test", r"does not hold qasper/test\.jsonl"),
-        ("qasper/validation.jsonl", "\n{broken\n", "held_out", r"qasper/validation\.jsonl, line 2: not JSON"),
-    ):
-        if member:
-            with zipfile.ZipFile(path, "w") as file:
-                file.writestr(member, text)
-        with pytest.raises(DataError, match=message):
-            read(tmp_path, "qasper", split)
+    with pytest.raises(DataError, match=r"split='search': expected held_out or test .* no examples to search on"):
+        zeroscrolls.locate(Asked("folder", tmp_path), "qasper", "search")
+    archive(tmp_path, "qasper", [], [])
+    with pytest.raises(DataError, match="holds no example"):
+        read(tmp_path, "qasper")
 
 
-def fit(tokenizer, example, window, render=str, new_tokens=8):
-    limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), new_tokens)
-    return zeroscrolls.fitted(example, limits, render)
-
-
-def test_an_input_that_fits_is_sent_to_the_byte_in_its_parts(tokenizer, tmp_path):
-    text, example = read_one(tmp_path, "qasper", "A dööcument.\n")
-    assert fit(tokenizer, example, 4000) == text
-    parts = {segment.label: segment.text for segment in example.segments()}
-    assert list(parts) == ["instruction", "document", "separator", "question"]
-    assert parts["document"] == "A dööcument.\n"
-    assert parts["question"] == "Question:\nWho is it?\n\nAnswer:\n"
+def fit(tokenizer, example, window):
+    limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), 8)
+    return zeroscrolls.fitted(example, limits, str)
 
 
 def cut_by_their_tokens(tokenizer, text, query, max_tokens):
@@ -154,24 +124,6 @@ def test_a_long_document_is_cut_as_the_benchmark_cuts_it(tokenizer, tmp_path, na
     # Theirs spends one token on a second beginning-of-text token, in front of the separator.
     assert len(tokenizer(ours)["input_ids"]) - len(tokenizer(beginning)["input_ids"]) <= 1
     assert len(tokenizer(fitted)["input_ids"]) <= window - 8
-
-
-def test_the_chat_template_counts_and_an_instruction_that_leaves_no_room_is_refused(tokenizer, tmp_path):
-    _, example = read_one(tmp_path, "qasper", "the story goes on; " * 60)
-
-    def render(text):
-        return f"<user>{text}</user>" + "!" * 50
-
-    assert 490 <= len(tokenizer(fit(tokenizer, example, 500, render))["input_ids"]) <= 492
-    with pytest.raises(PromptTooLong, match="ZeroSCROLLS, qasper_1 without its document"):
-        fit(tokenizer, example, 200)
-
-
-def test_chat_models_get_the_published_prompt_without_header(tmp_path):
-    for name, published in (("qasper", QASPER), ("gov_report", GOV_REPORT)):
-        chat = zeroscrolls.for_chat(read_one(tmp_path, name, "Some text.")[1], name)
-        expected = published.format(document="Some text.", header="", chat=" Do not provide any explanation.")
-        assert join(chat.segments()) == expected
 
 
 # -- the metrics, against the authors' published figures and the formulas of the paper ---------------------------------
@@ -203,16 +155,12 @@ def test_each_score_takes_its_own_best_reference_and_words_are_not_stemmed():
 def test_f1_normalisation():
     for prediction, reference, score in (
         ("café", "Cafe", 1.0),  # accents are transliterated
-        ("Łódź", "Lodz", 1.0),
         ("cafe\u0301", "café", 1.0),  # composed or not
         ("the", "a", 0.0),  # two answers that normalise to nothing do not match
-        ("", "", 0.0),
         ("“yes”", "yes", 0.0),  # typographic quotes are not among the punctuation that goes
-        ("\nyes", "yes", 1.0),
         ("yes yes", "yes", 2 / 3),  # a word counts as often as it is there
         ("The U.S. agency's report", "us agencys", 0.8),  # 2 words of 3 and of 2
         ("½ a mile", "1/2 mile", 0.5),  # the fraction is written out after punctuation has gone
-        ("日本", "日本", 1.0),
     ):
         assert zeroscrolls.f1(prediction, [reference]) == pytest.approx(score), prediction
 
@@ -230,14 +178,10 @@ def test_exponential_similarity_is_of_the_first_percentage():
     for prediction, score in (
         ("20.5%", 0.5**1.95),
         ("Of 50 reviews, 20 are positive, so 40% of them; 60% are negative.", 1.0),
-        ("60%, that is 40%", 0.25),
         ("40", 0.0),  # no percent sign
         ("40 %", 0.0),
-        ("forty percent", 0.0),
         (".5%", 0.5**3.5),  # read as 5%
         ("-40%", 1.0),  # the sign is not seen
-        ("140%", 0.5**10),
-        ("\n\n40.%", 1.0),
     ):
         assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score), prediction
 
@@ -250,28 +194,13 @@ def run(toy, folder, evaluate):
     return lambda tasks, **metadata: evaluate(toy(700), tasks, limit=2, data_dir=str(folder), **metadata)
 
 
-def test_chat_template_and_system_instruction_go_around_the_published_prompt(folder, task_manager):
-    task = task_manager(data_dir=str(folder)).load(["lpes_zeroscrolls_qasper"])["tasks"]["lpes_zeroscrolls_qasper"]
-    doc = task.eval_docs[1]
-    published = task.doc_to_text(doc)
-    around = {
-        "system_instruction": "Be brief.",
-        "chat_template": lambda messages: "".join(f"<{m['role']}>{m['content']}" for m in messages),
-    }
-    assert task.fewshot_context(doc, 0, **around) == f"Be brief.\n\n{published}"
-    chat = task.fewshot_context(doc, 0, apply_chat_template=True, **around)
-    assert chat == f"<system>Be brief.<user>{published}"
-    with pytest.raises(DataError, match=r"lpes_zeroscrolls_qasper.* --num_fewshot 1"):
-        task.fewshot_context(doc, 1)
-
-
 def test_all_seven_run_whole_and_scored(toy, run):
     results = run(["lpes_zeroscrolls"])
     assert set(results["samples"]) == {f"lpes_zeroscrolls_{name}" for name in zeroscrolls.NAMES}
-    for samples in results["samples"].values():
+    for task, samples in results["samples"].items():
         cut, whole = (sample["arguments"][0][0] for sample in samples)
         assert SEPARATOR in cut
-        assert SEPARATOR not in whole
+        assert whole == examples(task.removeprefix("lpes_zeroscrolls_"), None)[1]["input"]
         assert 680 < len(toy(700).tok_encode(cut)) <= 692
         assert not any("input" in sample["doc"] for sample in samples)
     scores = {name: results["results"][f"lpes_zeroscrolls_{name}"] for name in zeroscrolls.NAMES}
@@ -282,36 +211,10 @@ def test_all_seven_run_whole_and_scored(toy, run):
     assert results["results"]["lpes_zeroscrolls"]["score,none"] == pytest.approx(mean)
 
 
-# -- the submission file -----------------------------------------------------------------------------------------------
-
-
-def test_test_split_is_answered_and_becomes_a_submission(run, folder, tmp_path, capsys, write):
-    samples = [
-        json.loads(json.dumps(s, default=str))
-        for s in run(["lpes_zeroscrolls_qasper"], split="test")["samples"].popitem()[1]
+def test_the_test_split_is_answered_without_references(run):
+    samples = run(["lpes_zeroscrolls_qasper"], split="test")["samples"]["lpes_zeroscrolls_qasper"]
+    assert [(sample["doc"]["id"], sample["doc"]["references"]) for sample in samples] == [
+        ("qasper_0", []),
+        ("qasper_1", []),
     ]
-    name, output = "samples_lpes_zeroscrolls_qasper_2026-01-01T00-00-00.jsonl", tmp_path / "out.csv"
-    arguments = [str(tmp_path / name), "--data_dir", str(folder), "--output", str(output)]
-
-    def refused(*samples, also=()) -> str:
-        write(tmp_path / name, *samples)
-        assert submission.main([*also, *arguments]) == 2
-        assert not output.exists()
-        return capsys.readouterr().err
-
-    assert "1 ids are missing, such as qasper_2" in refused(*samples)  # two of three examples were answered
-    samples.append({**samples[0], "doc": {"id": "qasper_2"}, "resps": [['a, "quoted"\nline']]})
-    samples[1]["resps"] = [["a return alone\rends a row too"]]
-    other = {**samples[0], "doc": {"id": "qasper_3"}}
-    assert "1 ids are not in the test set, such as qasper_3" in refused(*samples, other)
-    assert "sample 4: id qasper_0 stands there twice" in refused(*samples, samples[0])
-    assert "line 1: 'resps'[0][0] is NoneType" in refused({**other, "resps": [[None]]})
-    assert "qasper has samples in another file too" in refused(*samples, also=[str(tmp_path / name)])
-
-    assert submission.main(arguments) == 0
-    missing = "gov_report, summ_screen_fd, qmsum, squality, narrative_qa, space_digest, quality, musique, book_sum_sort"
-    assert capsys.readouterr().out == f"{output}: qasper 3; not in it: {missing}\n"
-    with output.open(newline="") as file:
-        rows = list(csv.reader(file))
-    expected = [["qasper", f"qasper_{n}", sample["resps"][0][0]] for n, sample in enumerate(samples)]
-    assert rows == [["Task", "ID", "Prediction"], *expected]
+    assert all(isinstance(sample["resps"][0][0], str) for sample in samples)

@@ -77,7 +77,7 @@ FAMILIES = {  # what differs in how keys, positions and masks reach attention
 
 def tiny_lm(folder, family, attention="sdpa", **settings):
     """A model of this family, with factors."""
-    tokenizer.save(folder, 1024)
+    tokenizer.save(folder, tokenizer.VOCAB_SIZE)
     config = tiny_config(family, vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, **settings)
     config._attn_implementation = attention
     reads = AutoTokenizer.from_pretrained(folder)

@@ -63,7 +63,7 @@ def put(name, model):
     kind = methods.load(name)
     settings = {
         "ms_poe": {"min": 2, "max": 20, "skip": 1, "threshold": 1.5},
-        "positional_channel": {"channel": 5, "scale": -3, "layers": "0:2"},
+        "positional_channel": {"channel": 5, "scale": -3},
         "string": {"shift": 6, "window": 2},
     }.get(name) or kind.benchmark_settings(model)
     for router in settings.values() if name == "moice" else ():

@@ -4,10 +4,8 @@ import copy
 import functools
 import gc
 import inspect
-import pickle
 import weakref
 
-import peft
 import pytest
 import torch
 from transformers import DynamicCache
@@ -15,11 +13,12 @@ from transformers import DynamicCache
 import lpes_eval
 from checks import FAMILIES, LENGTH, PADDING, apart, generated, inputs, logits, prompt_ends_at, put
 from lpes_eval import methods, rope
+from lpes_eval.decoder import REFUSED as REFUSED_FAMILIES
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
 from tiny_models import BUILT, tiny_config, tiny_model
 
 WITHOUT_ONE_BASE = {"gemma3_text", "gpt_oss", "granite_swa"}
-OTHERS = sorted(set(BUILT) - set(rope.REFUSED) - set(FAMILIES))
+OTHERS = sorted(set(BUILT) - set(REFUSED_FAMILIES) - set(FAMILIES))
 BY_PROMPT = ("attention_sorting", "calibrated_attention")  # which need to know a prompt's documents
 CHANGING = [name for name in methods.names() if name not in BY_PROMPT]
 ROTATING = [name for name in CHANGING if name not in ("lpes", "pi")]
@@ -86,15 +85,10 @@ def test_it_combines_beams_as_without_a_cache_or_refuses_them(llama, name):
     assert torch.equal(cached, anew)
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGING if name != "attention_buckets"])
+@pytest.mark.parametrize("name", [name for name in CHANGING if name not in ("attention_buckets", "ms_poe", "moice")])
 def test_a_static_cache_serves_where_it_has_room_for_the_keys(llama, name):
-    method, more = put(name, llama), {"ms_poe": 4, "moice": 14}
-    with prompt_ends_at(method, LENGTH - 1):
-        if name in more:
-            with pytest.raises(UserError, match=f"caches {more[name]} heads of keys beside 2 of values"):
-                generated(llama, cache_implementation="static")
-        else:
-            assert apart(generated(llama, cache_implementation="static"), generated(llama)) < 1e-4
+    with prompt_ends_at(put(name, llama), LENGTH - 1):
+        assert apart(generated(llama, cache_implementation="static"), generated(llama)) < 1e-4
 
 
 @pytest.mark.parametrize("name", CHANGING)
@@ -105,10 +99,9 @@ def test_a_cache_is_freed_with_its_last_reference(llama, name):
         gc.disable()
         try:
             llama.generate(**inputs(), past_key_values=cache, max_new_tokens=4, do_sample=False, pad_token_id=0)
-            caches = [cache, copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))]
-            gone = [weakref.ref(each) for each in caches]
-            del cache, caches
-            assert [each() for each in gone] == [None] * 3
+            gone = weakref.ref(cache)
+            del cache
+            assert gone() is None
         finally:
             gc.enable()
 
@@ -172,32 +165,6 @@ def test_a_cache_that_was_filled_otherwise_is_refused_and_a_second_detach_does_n
     go_on(own)
 
 
-def test_every_module_keeps_its_mode(llama):
-    llama.train()
-    llama.model.layers[1].eval()
-    put("ms_poe", llama).detach()
-    assert [layer.training for layer in llama.model.layers][:3] == [True, False, True]
-
-
-@pytest.mark.parametrize("name", ["ms_poe", "positional_channel"])
-def test_where_a_prompt_ends_has_to_be_known(llama, name):
-    llama.config._attn_implementation = "flex_attention"
-    with pytest.raises(UserError, match="masks of flex_attention"):
-        put(name, llama)
-    llama.config._attn_implementation = "sdpa"
-    tuning = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8)
-    with pytest.raises(UserError, match="tokens of its own before the prompt"):
-        put(name, peft.get_peft_model(llama, tuning))
-
-
-def test_a_prompt_in_pieces_is_refused_though_some_rows_end_with_the_first_piece(llama):
-    method, ends = put("ms_poe", llama), torch.tensor([6, LENGTH - 1])
-    with pytest.raises(UserError, match="ends in column 19, and the first pass has 7"), method.prompt_ends_at(ends):
-        generated(llama, prefill_chunk_size=7)
-    with method.prompt_ends_at(LENGTH - 1):
-        generated(llama, prefill_chunk_size=LENGTH)
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -218,7 +185,6 @@ def test_likelihoods_take_the_last_token_of_the_context_for_the_prompts_end(name
     texts = torch.randint(20, 700, (5, 90), generator=torch.Generator().manual_seed(0)).tolist()
     cuts = zip(texts, (40, 70, 20, 55, 60), (90, 75, 80, 56, 61), strict=True)
     requests = [(text[:cut], text[cut:end]) for text, cut, end in cuts]
-    requests.append(([*texts[0][:30], 0], [0, 0, 5]))  # ends in what padding looks like
     requests.append((texts[1] + texts[2], texts[3][:20]))  # only its last 100 tokens are run
     requests.append((texts[0][:60], texts[0][60:90]))  # the tokens of the first with another context
     scored = lm._loglikelihood_tokens([(("", ""), *request) for request in requests], disable_tqdm=True)
@@ -233,31 +199,23 @@ REFUSED = {
     "pi": (
         ({"factor": "x"}, "^factor=x: expected a number"),
         ({"factor": 0}, "factor=0: .* expected a number from 0.001"),
-        *(({"skip": n}, f"^skip={n}: expected (a whole number|at least 0)") for n in (-3, 1.7, True)),
-        *(({"skip": n}, f"^skip={n}: the model has 4 layers, of which none") for n in (4, 10**9)),
     ),
     "attention_buckets": (
-        ({"combine": "mean"}, "combine=mean: expected probabilities or logits"),
         *(({"bases": given}, "numbers > 1 with ':' between them") for given in ("10000,17500", "", [0], ["x"])),
     ),
     "ms_poe": (
         ({"min": 2, "max": 1}, "min=2,max=1: expected min <= max"),
-        ({"min": "1_5"}, "min=1_5: expected a number"),
         ({"threshold": 0}, "threshold=0: expected more than 0"),
-        ({"order": "code"}, "order=code: expected paper or authors"),
         ({"skip": -1}, "skip=-1: expected at least 0"),
         ({"skip": 4}, "skip=4: the model has 4 layers, of which none would be left"),
     ),
     "positional_channel": (
         ({"channel": 64}, "channel=64: the model has 64 hidden channels"),
         ({"channel": 0, "scale": 1}, "scale=1: expected less than 1"),
-        ({"channel": 0, "samples": 0}, "samples=0: expected at least 1"),
-        *(({"channel": 0, "layers": n}, f"layers={n}: expected FIRST:END with") for n in ("2", "3:3", "1:5", "a:b")),
     ),
     "string": (
         ({"shift": 4, "window": 4}, "shift=4,window=4: expected window < shift"),
         ({"shift": 0}, "shift=0: expected at least 1"),
-        ({"window": "x"}, "window=x: expected a whole number"),
     ),
     "moice": (
         ({}, r"moice needs router=.*moice\.train"),

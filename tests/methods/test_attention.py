@@ -42,35 +42,6 @@ def test_rotating_for_oneself_is_what_the_family_does(family):
     assert apart(generated(model), answer) < 1e-4
 
 
-def test_layers_are_taken_over_one_by_one_and_those_without_positions_never():
-    model = tiny_model(tiny_config("cohere2"))  # every second layer here has no positions
-    seen = []
-
-    class Watching(Plain):
-        def attend(self, call):
-            seen.append(call.layer)
-            return super().attend(call)
-
-        def chosen_layers(self, depth):
-            return range(2)
-
-    method = Watching.into(model)
-    logits(model)
-    assert method.layers == (0,)
-    assert seen == [0]
-
-
-def test_attention_is_computed_by_the_implementation_that_was_asked_for(llama):
-    expected = {}
-    for implementation in ("sdpa", "eager"):
-        llama.set_attn_implementation(implementation)
-        expected[implementation] = logits(llama)
-        method = Plain.into(llama)
-        assert torch.equal(logits(llama), expected[implementation])
-        method.detach()
-    assert not torch.equal(expected["sdpa"], expected["eager"])
-
-
 @pytest.mark.parametrize(
     ("family", "reason", "without_weights", "changes"),
     [

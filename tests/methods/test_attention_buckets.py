@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from checks import LENGTH, apart, generated, inputs, logits
-from lpes_eval.errors import CacheError, UserError
+from checks import LENGTH, apart, inputs, logits
+from lpes_eval.errors import CacheError
 from lpes_eval.methods.attention_buckets import AttentionBuckets
 from tiny_models import tiny_config, tiny_model
 
@@ -17,7 +17,7 @@ def model(request):
     return tiny_model(tiny_config(request.param))
 
 
-def by_models_of_these_bases(model, bases, combine):
+def by_models_of_these_bases(model, bases):
     """The combined prediction from models that are built with each base in their configuration, in float64."""
     each = []
     for base in bases:
@@ -28,24 +28,13 @@ def by_models_of_these_bases(model, bases, combine):
         each.append(logits(other).double())
     confidence = torch.stack([x.amax(-1) for x in each]).exp()
     weights = (confidence / confidence.sum(0)).unsqueeze(-1)
-    if combine == "logits":
-        return (weights * torch.stack(each)).sum(0)
     return (weights * torch.stack([x.exp() / x.exp().sum(-1, keepdim=True) for x in each])).sum(0).log()
 
 
-def test_one_base_the_models_own_is_the_plain_model_bit_for_bit(model):
-    plain, answer = logits(model), generated(model)
-    method = AttentionBuckets.apply(model, bases=model.config.rope_parameters["rope_theta"])
-    assert torch.equal(logits(model), plain)
-    assert torch.equal(generated(model), answer)
-    method.detach()
-
-
-@pytest.mark.parametrize("combine", ["probabilities", "logits"])
-def test_several_bases_are_combined_as_from_models_with_these_bases(model, combine):
-    expected, plain = by_models_of_these_bases(model, BASES, combine), logits(model)
+def test_several_bases_are_combined_as_from_models_with_these_bases(model):
+    expected, plain = by_models_of_these_bases(model, BASES), logits(model)
     visible = inputs()["attention_mask"].bool()
-    method = AttentionBuckets.apply(model, bases=BASES, combine=combine)
+    method = AttentionBuckets.apply(model, bases=BASES)
     found = logits(model)
     assert apart(found[visible], expected[visible]) < 1e-4
     assert apart(found[visible], plain.log_softmax(-1)[visible]) > 1e-3
@@ -71,12 +60,6 @@ def test_rows_are_counted_in_the_first_layer_that_holds_keys():
     cache = model(**inputs(), use_cache=True).past_key_values
     with pytest.raises(CacheError, match="holds 6 rows, and Attention Buckets with 3 bases needs 3"):
         model(inputs()["input_ids"][:1, :1], past_key_values=cache)
-
-
-def test_it_computes_no_loss(llama):
-    AttentionBuckets.apply(llama, bases=BASES)
-    with pytest.raises(UserError, match="computes no loss"):
-        llama(**inputs(), labels=inputs()["input_ids"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from lpes_eval.errors import UserError
 from lpes_eval.harness.plugin import own_tasks
-from lpes_eval.harness.segments import Segment, join
+from lpes_eval.harness.segments import join
 from lpes_eval.methods.attention_sorting import AttentionSorting, reordered
 
 
@@ -87,9 +87,3 @@ def test_a_request_without_documents_is_refused(lm):
         lm.generate_until([request])
     with pytest.raises(UserError, match="gsm8k does not say"):
         lm.loglikelihood([request])
-
-
-def test_what_belongs_to_a_place_stays_there():
-    items = [Segment("a", "1: one,", 2, 1), Segment("b", "2: two.", 2, 1)]
-    changed = reordered([Segment("instruction", "<"), *items, Segment("question", ">")], [1, 0])
-    assert join(changed) == "<1: two,2: one.>"

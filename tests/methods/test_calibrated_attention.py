@@ -8,7 +8,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from checks import FAMILIES, answers, apart, evaluate, generated
+from checks import FAMILIES, apart, generated
 from lpes_eval.errors import UserError
 from lpes_eval.harness.segments import join
 from lpes_eval.methods.calibrated_attention import CalibratedAttention, dummy_of
@@ -117,29 +117,7 @@ def test_every_family_answers_the_same_with_a_cache_and_without(family):
     assert torch.equal(generated(model, given), plain)
 
 
-def test_without_documents_the_model_is_the_plain_one(lm, plain):
-    ids = {"input_ids": torch.arange(3, 60)[None], "attention_mask": torch.ones(1, 57, dtype=torch.long)}
-    torch.testing.assert_close(generated(lm.model, ids), generated(plain.model, ids))
-
-
-def test_a_batch_is_answered_as_its_prompts_are_alone(lm):
-    requests = requests_of("kv_retrieval", num_keys=5)[:2] + requests_of("mdqa_pos", num_documents=2)[:1]
-    assert lm.generate_until(requests, disable_tqdm=True) == [
-        lm.generate_until([request], disable_tqdm=True)[0] for request in requests
-    ]
-
-
-def test_lm_eval_answers_with_it(lm, task_manager):
-    results = evaluate(lm, task_manager, limit=1, num_keys=4)
-    assert results["config"]["method"] == {"name": "calibrated_attention", "temperature": 0.003}
-    assert [len(resps) for _, _, resps in answers(results)] == [2]
-
-
-def test_what_it_cannot_do_is_refused(lm):
-    with pytest.raises(UserError, match="kv_retrieval does not say where its documents stand; expected"):
-        lm.loglikelihood(requests_of("kv_retrieval", num_keys=7)[:1])
-    with pytest.raises(UserError, match="temperature=0: expected more than 0"):
-        CalibratedAttention(pretrained="reference", temperature=0)
+def test_a_chat_template_that_changes_the_prompt_is_refused(lm):
     (chat,) = requests_of("kv_retrieval", num_keys=7)[:1]
     changed = SimpleNamespace(segments=chat.segments, args=(chat.args[0].upper(), {}), task_name="kv_retrieval")
     with pytest.raises(UserError, match="chat template changes the text of a prompt"):

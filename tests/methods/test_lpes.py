@@ -59,18 +59,15 @@ def test_factors_in_force_are_recorded_with_their_hash_and_their_origin(lpes, tm
         "origin": {"task": "kv_retrieval"},
     }
     lpes.set_factors(1.2)
-    with pytest.raises(FactorsError, match="99 layers"):
-        lpes.set_factors([1.1] * 99)
     info = lpes.get_model_info()["factors"]
-    assert info["given"] == "1.2"
-    assert info["per_layer"] == lpes.layer_factors == [1.2] * 6
+    assert (info["given"], info["per_layer"]) == ("1.2", [1.2] * 6)
     lpes.set_factors(None)
     assert lpes.get_model_info()["factors"] is None
 
 
 def test_the_model_is_the_one_the_factors_name_and_one_with_factors_is_not_taken_for_the_plain_one(tmp_path):
     origin = {"model": {"name": str(tmp_path / "elsewhere")}}
-    with pytest.raises(UserError, match="elsewhere: no such folder, and not on the Hub"):
+    with pytest.raises(UserError, match="elsewhere: no such folder"):
         LPES(factors=Factors.from_uniform(1.2, origin=origin))
     loaded = LPES(factors=Factors.from_uniform(1.5, origin={"model": "reference"}))
     assert loaded.layer_factors == [1.5] * 6
@@ -78,8 +75,7 @@ def test_the_model_is_the_one_the_factors_name_and_one_with_factors_is_not_taken
         LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer)
     assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer, factors=1.2).layer_factors == [1.2] * 6
     methods.load("pi").apply(loaded.model, factor=1.4).detach()
-    assert rope.applied(loaded.model) == [1.2] * 6
-    lpes_eval.remove(loaded.model)
+    assert rope.applied(loaded.model) is None
     other = methods.load("attention_buckets").apply(loaded.model)
     with pytest.raises(UserError, match=r"^pretrained: the model has Attention Buckets in it; detach it first"):
         LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer)
@@ -87,19 +83,9 @@ def test_the_model_is_the_one_the_factors_name_and_one_with_factors_is_not_taken
     assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer).layer_factors is None
 
 
-def test_factors_for_another_depth_are_refused_and_the_default_model_is_named_as_such():
-    loaded = LPES()
-    with pytest.raises(FactorsError, match=r"^factors: the factors are for 99 layers, the model has 6"):
-        LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer, factors=Factors.from_list([1.0] * 99))
-    factors = Factors.from_list([1.0] * 32)
-    with pytest.raises(FactorsError, match=r"the model has 6; .*no pretrained= was given: add pretrained=YOUR_MODEL$"):
-        LPES(factors=factors)
-    for given in (
-        {"pretrained": "reference", "factors": factors},
-        {"factors": Factors.from_list([1.0] * 32, origin={"model": "reference"})},
-    ):
-        with pytest.raises(FactorsError, match=r"for 32 layers, the model has 6; use some made"):
-            LPES(**given)
+def test_factors_for_another_depth_are_refused():
+    with pytest.raises(FactorsError, match=r"for 32 layers, the model has 6; use some made"):
+        LPES(factors=Factors.from_list([1.0] * 32))
 
 
 def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):
@@ -108,17 +94,12 @@ def test_a_prompt_that_does_not_fit_is_an_error_with_the_sizes(task_manager):
             evaluate(model, task_manager, num_keys=20)
 
 
-def test_it_takes_what_hf_takes_and_automatic_batches_on_a_processor_are_one_prompt(tmp_path, caplog, monkeypatch):
+def test_it_takes_what_hf_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # lm_eval names cuda:0 where nobody named a device
-    caplog.set_level("WARNING", logger="lm_eval")
-    settings = {"dtype": "bfloat16", "batch_size": "auto", "max_batch_size": 4, "max_length": 512}
     for device in ("cpu", "cuda:0", None):
-        model = LPES(add_bos_token=False, factors=1.1, device=device, **settings)
+        model = LPES(add_bos_token=False, factors=1.1, device=device, dtype="bfloat16", max_length=512)
         assert (str(model.model.dtype), model.max_length, model.layer_factors) == ("torch.bfloat16", 512, [1.1] * 6)
-        assert (model.batch_size, model.device.type) == (1, "cpu")
-        assert "batch_size=auto" in caplog.text
-    with pytest.raises(UserError, match="unexpected keyword argument 'bogus'; hf takes no such argument"):
-        LPES(bogus=1)
+        assert model.device.type == "cpu"
     gpt2(tmp_path)
     assert LPES(pretrained=str(tmp_path), dtype="auto").layer_factors is None  # without factors any model runs
 
@@ -131,55 +112,36 @@ def test_pi_is_lpes_with_one_factor_and_transformers_linear_scaling():
     found, expected = logits(PI(factor=1.3).model, **given), logits(linear, **given)
     assert apart(found, expected) < 1e-4 * expected.abs().max()
     assert torch.equal(found, logits(LPES(factors=1.3).model, **given))
-    assert PI(factor="1.3", skip="1").layer_factors == [1.0, *[1.3] * 5]
+    assert PI(factor="1.3").layer_factors == [1.3] * 6
     loaded = PI(pretrained="reference-kv")
     assert loaded.layer_factors == [1.5] * 4
-    assert loaded.get_model_info()["factors"]["given"] == "1.5"
-    with pytest.raises(UserError, match=r"^skip=6: the model has 4 layers"):
-        PI(pretrained=loaded.model, tokenizer=loaded.tokenizer, skip=6)
 
 
 # -- what is refused before any weight is loaded
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
-def test_what_cannot_be_is_refused_before_any_weight_is_loaded(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "arguments", "words"),
+    [
+        (LPES, {"factors": "none.json"}, "no such file"),
+        (LPES, {"factors": Factors.from_list([1.0] * 99)}, r"for 99 layers, the model has \d+"),
+        (PI, {"factor": 0}, "factor=0: .* expected a number from 0.001"),
+        (LPES, {"pretrained": "./nowhere"}, "^pretrained=./nowhere: no such folder"),
+        (LPES, {"device": "gpu"}, "^device=gpu: PyTorch .* cannot use it .*; expected cpu, cuda"),
+        (LPES, {"device": "cuda:99"}, "^device=cuda:99: PyTorch .* cannot use it .*; expected cpu, cuda"),
+        (LPES, {"pretrained": "broken"}, r"broken: its configuration cannot be read \(.+\)"),
+        (LPES, {"pretrained": "new"}, "new: .*model type `of 2040` but Transformers"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_weight_is_loaded(kind, arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    (tmp_path / "empty").mkdir()
-    for name, content in (
-        ("broken", "{"),
-        ("new", '{"model_type": "of 2040"}'),
-        ("wrong", '{"model_type": "llama", "hidden_size": "wide"}'),
-    ):
+    for name, content in (("broken", "{"), ("new", '{"model_type": "of 2040"}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
-    for kind, arguments, error, words in (
-        (LPES, {"factors": "none.json"}, FactorsError, "no such file"),
-        (LPES, {"factor": 1.2}, UserError, "^factor=: lpes takes factors="),
-        (LPES, {"factors": Factors.from_list([1.0] * 99)}, FactorsError, r"for 99 layers, the model has \d+"),
-        (PI, {"factors": 1.2}, UserError, "^factors=: lpes takes factors= and fit=, and pi takes factor="),
-        (PI, {"factor": 0}, FactorsError, "factor=0: .* expected a number from 0.001"),
-        (PI, {"skip": 6}, UserError, "^skip=6: the model has 6 layers, of which none"),
-        *(
-            (LPES, {"dtype": name}, UserError, f"^dtype={name}: no floating-point type of PyTorch's; expected auto")
-            for name in ("flaot16", "nn", "int8", 3)
-        ),
-        (LPES, {"softmax_dtype": "nonsense"}, UserError, "^softmax_dtype=nonsense: no floating-point type"),
-        (LPES, {"pretrained": "./nowhere"}, UserError, "nowhere: no such folder"),
-        (LPES, {"pretrained": tmp_path / "new" / "config.json"}, UserError, r"no such .* \(it is a file\)"),
-        (LPES, {"device": "meta"}, UserError, "^device=meta: PyTorch .* cannot use it .it holds no numbers"),
-        (LPES, {"device": "gpu"}, UserError, "^device=gpu: PyTorch .* cannot use it .*; expected cpu, cuda"),
-        (LPES, {"device": "cuda:99"}, UserError, "^device=cuda:99: PyTorch .* cannot use it .*; expected cpu, cuda"),
-        (LPES, {"pretrained": "nothere"}, UserError, "^pretrained=nothere: no such folder, and not on the Hub"),
-        (LPES, {"pretrained": tmp_path / "empty"}, UserError, "empty: its configuration cannot be read .*config.json"),
-        (LPES, {"pretrained": str(tmp_path / "broken")}, UserError, r"broken: its configuration cannot be read \(.+\)"),
-        (LPES, {"pretrained": str(tmp_path / "new")}, UserError, "new: .*model type `of 2040` but Transformers"),
-        (LPES, {"pretrained": str(tmp_path / "wrong")}, UserError, "wrong: its configuration .*hidden_size"),
-    ):
-        with pytest.raises(error, match=words):
-            kind(**arguments)
+    with pytest.raises(UserError, match=words):
+        kind(**arguments)
 
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if name != "attention_sorting"])
@@ -239,9 +201,7 @@ def test_answers_of_other_settings_are_cached_apart():
             ("pi", {}),
             ("pi", {"factor": 1.2}),
             ("ms_poe", {"max": 2}),
-            ("ms_poe", {"order": "authors"}),
             ("attention_buckets", {}),
-            ("attention_buckets", {"combine": "logits"}),
             *(("attention_buckets", {"bases": f"{base}:20000"}) for base in (1234567, 1234569)),
             ("moice", {}),
             ("ms_poe", {}),
@@ -275,8 +235,6 @@ def test_names_are_the_files_and_cost_no_import():
     *found, torch_is_loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert {"lpes", "pi", "attention_buckets", "ms_poe", "moice"} <= set(found)
     assert (found, torch_is_loaded) == (methods.names(), "False")
-    with pytest.raises(UserError, match=r"^nothing: no such method; expected one of .*ms_poe"):
-        methods.load("nothing")
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -290,12 +248,6 @@ def test_every_method_is_a_model_type_with_its_paper_and_a_section_of_the_docs(n
     assert f"`{name}`" in section
 
 
-def test_factors_alone_load_the_model_as_it_was_and_name_what_they_cannot(caplog):
-    then = {"dtype": "bfloat16", "max_length": 2048, "gguf_file": "x", "trust_remote_code": True}
-    origin = {"model": "lpes-eval/reference", "model_args": then, "search": {"apply_chat_template": True}}
-    lm = LPES(factors=Factors(uniform=1.2, origin=origin))
-    assert (lm.model.dtype, lm.max_length) == (torch.bfloat16, 2048)
-    assert "gguf_file=x, trust_remote_code=True, --apply_chat_template" in caplog.text
-    assert LPES(factors=Factors(uniform=1.2, origin=origin), max_length=1024).max_length == 1024
-    lm.set_factors(Factors(uniform=1.2, origin={"model": {"name": "org/model", "revision": "5c1e"}}))
-    assert (lm.default_model(asked := {}), asked) == ("org/model", {"revision": "5c1e"})
+def test_factors_name_the_model_and_its_revision(lpes):
+    lpes.set_factors(Factors(uniform=1.2, origin={"model": {"name": "org/model", "revision": "5c1e"}}))
+    assert (lpes.default_model(asked := {}), asked) == ("org/model", {"revision": "5c1e"})

@@ -1,23 +1,20 @@
-"""MoICE's router: its weights, its balance loss, its file, and its training."""
+"""MoICE's router: its weights, its file, and its training."""
 
 import json
 import re
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from scipy.special import softmax
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from checks import spread
 from lpes_eval import reference
 from lpes_eval.data import fiction, kv
 from lpes_eval.errors import UserError
-from lpes_eval.methods.moice import MoICE, new_router, train
+from lpes_eval.methods.moice import MoICE, train
 from lpes_eval.methods.moice import router as routers
-from lpes_eval.methods.moice.router import Router, RouterConfig, load_balance, top_k_softmax
+from lpes_eval.methods.moice.router import Router, RouterConfig
 from lpes_eval.methods.tables import PUBLISHED_BASES
 
 TEXTS = [f"{n}. The river runs past the mill {n}" for n in range(3)]
@@ -26,29 +23,6 @@ SMALL = train.Settings(text="texts", length=40, steps=6, batch=3, rate=0.05)
 
 def config(**changes):
     return RouterConfig(**{"layers": 3, "heads": 2, "head_dim": 8} | changes)
-
-
-def test_a_new_router_weighs_all_bases_nearly_the_same_and_depends_on_its_seed():
-    fresh, same, other = (Router(config(head_dim=64), seed=seed) for seed in (1, 1, 2))
-    assert (fresh(0, torch.randn(100, 64)) - 1 / 7).abs().max() < 0.02
-    assert torch.equal(fresh.w1, same.w1)
-    assert not torch.equal(fresh.w1, other.w1)
-    values = torch.cat([p.flatten() for p in fresh.parameters()])
-    assert values.std().item() == pytest.approx(0.02, rel=0.1)
-    assert top_k_softmax(torch.zeros(3, 7), 2).tolist() == [[0.5, 0.5, 0, 0, 0, 0, 0]] * 3  # of equal scores k are kept
-
-
-@pytest.mark.parametrize("k", [1, 3, 7])
-def test_the_balance_loss_is_that_of_the_switch_transformer(k):
-    scores = torch.randn(50, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    scores[:, 2] += 3  # one base is preferred
-    among_the_best = scores.numpy() >= np.sort(scores, axis=1)[:, [-k]]
-    expected = 7 * among_the_best.mean(0) @ softmax(scores.numpy(), axis=1).mean(0)
-    scores.requires_grad_()
-    found = load_balance(scores.split([20, 3, 27]), k)  # three layers
-    assert found.item() == pytest.approx(expected, rel=1e-12)
-    found.backward()  # pulls towards balance, but for all seven bases there is nothing to pull
-    assert scores.grad[:, 2].sum().item() > 1e-3 if k < 7 else scores.grad.abs().max() < 1e-12
 
 
 # -- files
@@ -74,12 +48,11 @@ GOOD = {name: weight.detach() for name, weight in Router(config()).named_paramet
         ("header", None, None),
         ("moice_router", {"w1": torch.zeros(2)}, None),
         (r"tensor 'w1' of shape \(3, 8, 7\), expected \(4, 8, 7\)", GOOD, {"layers": 4}),
-        ("'w3'", {"w1": GOOD["w1"], "w2": GOOD["w2"]}, {}),
-        ("tensor 'w2' of shape .* finite", GOOD | {"w2": GOOD["w2"] / 0}, {}),
+        ("w3", {"w1": GOOD["w1"], "w2": GOOD["w2"]}, {}),
+        ("size mismatch for w2", GOOD | {"w2": GOOD["w1"].clone()}, {}),
+        ("all finite", GOOD | {"w2": GOOD["w2"] / 0}, {}),
         ("version 2 of the format, expected 1", GOOD, {"version": 2}),
-        ("top_k=7: expected 1 to 1", GOOD, {"bases": 3}),
-        ("a router for 3 layers .*above 0", GOOD, {"layers": "3"}),
-        ("surplus", GOOD, {"surplus": 1}),
+        ("expected", GOOD, {"layers": "3"}),
         ("bases=", GOOD, {"bases": [10000.0, -1]}),
     ],
 )
@@ -144,7 +117,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, o
         model = load(folder)
         MoICE.apply(model, router=router)
         with torch.no_grad():
-            means.append(sum(train.losses(model, router, [one(i)])[0].item() for i in range(3)) / 3)
+            means.append(sum(train.loss_of(model, *one(i)).item() for i in range(3)) / 3)
     assert means[0] < means[1] - 0.03
     assert log[0]["loss"] == pytest.approx(means[1], abs=1e-3)
 
@@ -153,33 +126,6 @@ def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, o
     train.train(model, trained.config, replace(SMALL, steps=2), one, tmp_path / "again")
     assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
-
-
-def test_the_gradient_is_the_slope_of_the_loss(folder):
-    model = load(folder).double()
-    made = spread(new_router(model)).double()
-    sequences = [(torch.tensor([5, 300, 7, 450, 12, 9, 600, 3, 2, 700]), first) for first in (1, 7)]
-    MoICE.apply(model, router=made)
-    model.requires_grad_(False)
-    made.requires_grad_(True)
-    train.losses(model, made, sequences)[0].sum().backward()
-    for weight in (made.w1, made.w2, made.w3):  # along its own gradient, where the slope stands out from rounding
-        direction, expected, values = weight.grad / weight.grad.norm(), weight.grad.norm().item(), []
-        for step in (0.02, -0.02):
-            with torch.no_grad():
-                weight += step * direction
-                values.append(train.losses(model, made, sequences)[0].sum().item())
-                weight -= step * direction
-        assert expected > 1e-3
-        assert (values[0] - values[1]) / 0.04 == pytest.approx(expected, rel=0.02)
-
-
-def test_sequences_computed_together_give_the_same_router(folder, tmp_path):
-    for micro_batch in ("1", "3"):
-        command(folder, tmp_path / micro_batch, "--micro_batch", micro_batch, "--rate", "0.01", "--steps", "3")
-    one, together = (routers.read(tmp_path / name) for name in ("1", "3"))
-    assert torch.allclose(one.w1, together.w1, atol=2e-3)
-    assert not torch.allclose(one.w1, Router(one.config).w1, atol=2e-3)
 
 
 def test_for_a_model_of_half_precision_the_router_learns_the_same_in_float32(folder, tmp_path):
@@ -193,29 +139,11 @@ def test_for_a_model_of_half_precision_the_router_learns_the_same_in_float32(fol
     assert torch.cosine_similarity(moved - before, moved_half - before, dim=0) > 0.8
 
 
-def test_with_fewer_bases_than_all_the_balance_loss_takes_part(folder, tmp_path):
-    for weight in ("0", "30"):
-        command(folder, tmp_path / weight, "--top_k", "2", "--balance", weight, "--micro_batch", "3")
-    plain, balanced = ([entry["balance"] for entry in log_of(tmp_path / weight)] for weight in ("0", "30"))
-    assert plain[0] == balanced[0]
-    assert balanced[-1] < plain[-1] - 1e-3
-    assert balanced[-1] > 1.99  # N * sum of f_i P_i is k where all bases are used alike
-
-
-@pytest.mark.usefixtures("nothing_is_loaded")
-def test_errors_need_no_weights(folder, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_trained_is_said_in_one_line(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (tmp_path / "file").write_text("")
-    for save in (T5Config().save_pretrained, AutoTokenizer.from_pretrained(folder).save_pretrained):
-        save(tmp_path / "t5")
     for more, words in (
         (("--model", str(tmp_path / "none")), "none: cannot be loaded"),
-        (("--model", str(tmp_path / "t5")), "t5: cannot be loaded (Unrecognized configuration class"),
-        (("--out", str(tmp_path / "file")), "is a file; expected a folder"),
-        (("--out", str(tmp_path / "file" / "within")), "Not a directory"),
-        (("--device", "meta"), "device=meta: PyTorch"),
-        (("--bases", "1e4:x"), "--bases=1e4:x: expected numbers"),
-        (("--top_k", "9"), "top_k=9: expected 1 to 7"),
+        (("--device", "cuda:9"), "device=cuda:9: PyTorch"),
         (("--text", str(tmp_path / "none.txt")), "none.txt: no text there; expected a text file"),
         (("--task", "kv_retrieval:2"), "--task kv_retrieval:2: a prompt and its answer take"),
         (("--task", "kv_retrieval:9", "mdqa:1"), "--task mdqa:1: expected kv_retrieval or mdqa_pos with :SIZE"),
@@ -224,10 +152,7 @@ def test_errors_need_no_weights(folder, tmp_path, capsys, monkeypatch):
         assert command(folder, tmp_path / "out", *more) == 2
         error = capsys.readouterr().err
         assert words in error
-        assert error.count("\n") == 1
-    with pytest.raises(SystemExit, match="2"):
-        command(folder, tmp_path / "out", "--balance", "nan")
-    assert "argument --balance: expected" in capsys.readouterr().err
+        assert "Traceback" not in error
 
 
 # -- generated training data
@@ -259,22 +184,12 @@ def test_of_a_tasks_prompt_the_answer_alone_counts(folder):
         assert ids[-1] == tokenizer.eos_token_id
 
 
-def test_every_piece_of_a_text_is_read_before_any_is_read_again(folder):
-    tokenizer, texts = AutoTokenizer.from_pretrained(folder), ["ghijklmnop", "qrstuvwxyz"]
-    one = train.from_texts(train.Settings(text="x", length=4, steps=1, batch=6), tokenizer, texts)
-    pieces = [tuple(one(i)[0].tolist()) for i in range(12)]
-    assert len(set(pieces[:6])) == 6 == len(set(pieces[6:]))
-    assert pieces[:6] != pieces[6:]
-    whole = [token for text in texts for token in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
-    assert sorted(token for piece in set(pieces) for token in piece) == sorted(whole)
-
-
-def test_a_run_records_its_tasks_and_bases_of_ones_own_choice(folder, tmp_path):
+def test_a_run_records_its_tasks_and_bases(folder, tmp_path):
     tasks = ("--task", "kv_retrieval:2", "mdqa_pos:2", "--length", "900", "--batch", "2", "--steps", "2")
-    assert command(folder, tmp_path, *tasks, "--bases", "10000:40000:1e5") == 0
+    assert command(folder, tmp_path, *tasks) == 0
     made = routers.read(tmp_path / routers.FILE)
     assert made.config.training["tasks"] == [["kv_retrieval", 2], ["mdqa_pos", 2]]
-    assert (made.config.bases, made.config.top_k, made.w2.shape) == ((10000, 40000, 100000), 3, (2, 3, 3))
+    assert made.config.bases == PUBLISHED_BASES
 
 
 def test_the_shipped_router_was_trained_by_the_published_settings():
@@ -282,7 +197,7 @@ def test_the_shipped_router_was_trained_by_the_published_settings():
     found = trained.config
     settings = train.Settings(tasks=(("kv_retrieval", 50), ("mdqa_pos", 10)))
     assert (settings.steps, settings.batch, settings.length) == (7, 128, 4608)
-    assert (settings.rate, settings.balance, routers.TOP_K) == (1e-4, 0.3, 7)
+    assert (settings.rate, routers.TOP_K) == (1e-4, 7)
     assert found.bases == PUBLISHED_BASES == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
     expected = {name: value for name, value in json.loads(json.dumps(asdict(settings))).items() if value is not None}
     assert {name: found.training[name] for name in expected} == expected

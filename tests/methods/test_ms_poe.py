@@ -16,7 +16,7 @@ SETTINGS = {"threshold": 1.5}
 """Over a few random tokens no attention is three times its mean; the factors and the layers are the paper's."""
 
 
-def slow_ms_poe(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.8, skip=2):
+def slow_ms_poe(model, tokens, end, threshold=1.5, least=1.2, greatest=1.8, skip=2):
     """A Llama's logits under Ms-PoE in float64, head by head and key by key, and each head's factor by layer."""
     heads, width, chosen = model.config.num_attention_heads, model.config.head_dim, {}
 
@@ -31,11 +31,8 @@ def slow_ms_poe(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.
                 mean = sum(attention) / len(attention)
                 awareness.append(sum(a >= threshold * mean for a in attention) / len(attention))
             head_order = sorted(range(heads), key=lambda head: -awareness[head])  # stable
-            for i in range(heads):
-                if order == "paper":  # the i-th head of those sorted by awareness has the i-th factor (section 3.3)
-                    factors[head_order[i]] = least + (greatest - least) * i / (heads - 1)
-                else:  # the code: ratios = min + (max - min) * arange(H) / H; ratio of head i = ratios[head_order][i]
-                    factors[i] = least + (greatest - least) * head_order[i] / heads
+            for i in range(heads):  # the i-th head of those sorted by awareness has the i-th factor (section 3.3)
+                factors[head_order[i]] = least + (greatest - least) * i / (heads - 1)
             chosen[h] = factors
         each = zip(q, k, v, factors, strict=True)
         return torch.stack([causal(turn(model, a, s), turn(model, b, s), c) for a, b, c, s in each])
@@ -43,12 +40,11 @@ def slow_ms_poe(model, tokens, end, order, threshold=1.5, least=1.2, greatest=1.
     return slow_llama(model, tokens, attend), chosen
 
 
-@pytest.mark.parametrize("order", ["paper", "authors"])
 @pytest.mark.parametrize("end", [LENGTH - 1, 11])
-def test_factors_and_logits_are_those_of_a_slow_implementation(llama, end, order):
+def test_factors_and_logits_are_those_of_a_slow_implementation(llama, end):
     tokens = inputs()["input_ids"][1]
-    expected, factors = slow_ms_poe(llama, tokens, end, order)
-    method = MsPoE.apply(llama, order=order, **SETTINGS)
+    expected, factors = slow_ms_poe(llama, tokens, end)
+    method = MsPoE.apply(llama, **SETTINGS)
     with method.prompt_ends_at(end):
         found = logits(llama, input_ids=tokens[None])[0]
     assert set(factors) == {2, 3}
@@ -66,11 +62,10 @@ def test_attention_that_just_reaches_the_threshold_counts(llama):
     last, width = llama.config.num_attention_heads - 1, llama.config.head_dim
     for layer in llama.model.layers:
         layer.self_attn.q_proj.weight.data[last * width :] = 0
-    for threshold, order, first in ((1.0, "paper", True), (1.001, "paper", False), (1.0, "authors", False)):
-        method = MsPoE.apply(llama, threshold=threshold, order=order)
+    for threshold, first in ((1.0, True), (1.001, False)):
+        method = MsPoE.apply(llama, threshold=threshold)
         logits(llama, **inputs(1, 16, 0))
-        found = [ranks[0] if order == "paper" else ranks[0].argsort() for ranks in method.ranks.values()]
-        assert [ranks[last].item() == 0 for ranks in found] == [first] * 2
+        assert [ranks[0][last].item() == 0 for ranks in method.ranks.values()] == [first] * 2
         method.detach()
 
 

@@ -1,5 +1,7 @@
 """Positional-channel scaling: against slow, obvious float64 code; the search on channels whose shape is known."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -59,13 +61,9 @@ def test_a_channel_is_searched_where_none_is_given_and_the_same_prompts_give_the
     model = AutoModelForCausalLM.from_pretrained(reference.path())
     found = candidates(model, samples=3)
     assert len(set(found)) == len(found) == 10
-    method = PositionalChannel.apply(model, samples=3)
-    assert method.describe() == {"channel": found[0], "scale": 0.0, "layers": (2, 3, 4)}
-    with monkeypatch.context() as patched:
-        patched.setattr(positional_channel, "candidates", lambda *_: pytest.fail("prompts were run"))
-        with pytest.raises(UserError, match="a method is in this model already"):
-            PositionalChannel.apply(model)
-    method.detach()
+    monkeypatch.setattr(positional_channel, "candidates", partial(candidates, samples=3))
+    method = PositionalChannel.apply(model)
+    assert (method.describe(), method.layers) == ({"channel": found[0], "scale": 0.0}, (2, 3, 4))
     shallow = AutoModelForCausalLM.from_pretrained(reference.path("kv"))  # one layer counts, more than one has to
     with pytest.raises(UserError, match=r"no hidden channel is monotone .* give channel="):
-        PositionalChannel.apply(shallow, samples=1)
+        PositionalChannel.apply(shallow)

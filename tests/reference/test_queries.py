@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import lpes_eval
 from benchmarks.reference import tokenizer as vocabulary
-from benchmarks.reference.queries import IGNORE, draw, draw_documents, hidden
+from benchmarks.reference.queries import draw, draw_documents, hidden
 from benchmarks.reference.recipe import SMOKE, build
 from lpes_eval import rng
 from lpes_eval.data import fiction, kv
@@ -83,17 +83,3 @@ def test_training_articles_are_not_those_of_the_task():
     asked = {document for i in range(100) for document in fiction.generate(i, 10).documents(0)}
     assert len(trained) == len(asked) == 1000
     assert not trained & asked
-
-
-def test_a_target_is_the_next_token_or_left_out_and_a_key_s_bytes_are_once_they_name_one_record():
-    asked = draw(np.random.default_rng(4), 1, 40, 40, size=4)
-    follows = asked.targets[..., :-1]
-    known = follows != IGNORE
-    assert (follows == asked.queries[..., 1:])[known].all()
-    assert (asked.targets[..., -1] == vocabulary.END_ID).all()
-    assert known[asked.answers[..., :-1]].all()
-    first = asked.queries[0, :, 1]
-    shared = [(first == token).sum() > 1 for token in first]
-    assert any(shared)
-    assert (asked.targets[0, :, 0] == IGNORE).all()
-    assert ((asked.targets[0, :, 1] == IGNORE) == shared).all()

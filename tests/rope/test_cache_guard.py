@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-from packaging import version
 from transformers import ContinuousBatchingConfig, GenerationConfig, StaticCache
 
 import lpes_eval
@@ -106,20 +105,6 @@ def test_a_cache_filled_under_other_factors_is_refused(small, ids, filled):
         for decode, given, length in ((fast, cache, 40), (small, cache, 40), (small, copied, 41)):
             with pytest.raises(CacheError, match=f"{length} positions"):
                 decode(ids[:, :1], past_key_values=given)
-
-
-@pytest.mark.skipif(version.parse(torch.__version__) < version.parse("2.13"), reason="torch 2.10 compiles each time")
-def test_compiled_steps_go_on_under_other_factors_without_compiling_anew(small, ids):
-    graphs = []
-    torch._dynamo.reset()
-    fast = torch.compile(small, backend=lambda graph, _: graphs.append(graph) or graph.forward, dynamic=False)
-    with torch.no_grad():
-        for factors in ([1.3, 1.7], [1.4, 1.9], [1.2, 1.2]):
-            lpes_eval.apply(small, factors)
-            cache = small(ids, use_cache=True).past_key_values
-            found = fast(ids[:, :1], past_key_values=copy.deepcopy(cache)).logits
-            assert torch.allclose(found, small(ids[:, :1], past_key_values=cache).logits, atol=1e-4)
-            assert len(graphs) == 1
 
 
 def test_a_static_cache_that_was_emptied_serves_other_factors(small, ids):

@@ -3,27 +3,23 @@
 import copy
 import inspect
 import io
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from peft import IA3Config, LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import lpes_eval
 from lpes_eval import rope, rotary
-from lpes_eval.errors import CacheError, FactorsError, UnsupportedModel
+from lpes_eval.errors import CacheError, FactorsError
 from lpes_eval.factors import Factors
 from small_llama import DYNAMIC, FACTORS, by_hand, generate, llama, logits
 
 
-@pytest.mark.parametrize(
-    "positions", [range(40), [5, 5, 6, 7], [0, 0, 0, 1], [9, 8, 7, 6], [-2, -1, 0, 1], [0, 2, 4, 6]], ids=str
-)
+@pytest.mark.parametrize("positions", [range(40), [5, 5, 6, 7], [9, 8, 7, 6], [-2, -1, 0, 1]], ids=str)
 def test_uniform_factor_equals_linear_interpolation(model, ids, positions):
     """Transformers' own, at positions in any order, which are divided one by one."""
     lpes_eval.apply(model, 1.7)
@@ -86,15 +82,12 @@ def test_rows_of_kept_tables_are_what_the_rotary_module_computes(model, ids, fir
     assert torch.equal(kept, logits(model, ids, position_ids=places))
 
 
-@pytest.mark.parametrize("change", ["replaced", "in place", "dtype"])
+@pytest.mark.parametrize("change", ["frequencies", "dtype"])
 def test_frequencies_that_somebody_changes_are_tabulated_anew(model, ids, change):
     lpes_eval.apply(model, FACTORS)
     logits(model, ids)
-    rotary_emb = model.model.rotary_emb
-    if change == "replaced":
-        rotary_emb.inv_freq = rotary_emb.inv_freq / 3
-    elif change == "in place":
-        rotary_emb.inv_freq.div_(3)
+    if change == "frequencies":
+        model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq / 3
     else:
         model.double()
     expected = by_hand(model if change != "dtype" else llama(), ids, FACTORS)
@@ -109,49 +102,11 @@ def test_a_forward_in_inference_mode_leaves_nothing_that_training_trips_over(mod
     assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("whose", ["hook", "forward"])
-def test_a_rotary_module_that_somebody_else_has_changed_is_called_as_the_model_calls_it(model, ids, whose):
-    """Else their code would see the divided positions, and those of a long prompt not."""
-    lpes_eval.apply(model, FACTORS)
-    expected, calls, rotary = logits(model, ids[:1]), [], model.model.rotary_emb
-    if whose == "hook":
-        rotary.register_forward_hook(lambda module, args, output: calls.append(args[0].shape))
-    else:
-        forward = rotary.forward
-        rotary.forward = lambda x, position_ids: calls.append(x.shape) or forward(x, position_ids)
-    assert torch.equal(logits(model, ids[:1]), expected)
-    assert calls == [(1, ids.shape[1], model.config.hidden_size)]
-
-
-def test_tables_of_a_long_prompt_take_no_more_memory_with_more_layers(watch, monkeypatch):
-    """Beyond the limit one table is alive at a time; counted by the tables that the rotary module was asked for."""
-    model = llama(num_hidden_layers=8, max_position_embeddings=4096)
-    lpes_eval.apply(model, [1 + h / 10 for h in range(1, 9)])
-    monkeypatch.setattr(rotary, "ROWS", 1000)
-    alive, counts = set(), []
-
-    def count(positions, cos):
-        alive.add(id(cos))
-        weakref.finalize(cos, alive.discard, id(cos))
-        counts.append(len(alive))
-
-    watch(count)
-    logits(model, torch.ones(1, 600, dtype=torch.long))
-    assert max(counts) <= 3  # the model's own, a layer's, and the next one's while it is made
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_generation_with_a_cache_equals_generation_without(attention, dtype, ids):
-    model = llama(attn_implementation=attention).to(dtype)
+def test_generation_with_a_cache_equals_generation_without(attention, ids):
+    model = llama(attn_implementation=attention)
     lpes_eval.apply(model, FACTORS)
-    step = logits(model, ids, use_cache=False)[:, -1].float()
-    with torch.no_grad():
-        cache = model(ids[:, :-1], use_cache=True).past_key_values
-        cached = model(ids[:, -1:], past_key_values=cache).logits[:, -1].float()
-    assert torch.allclose(step, cached, atol=1e-4 if dtype == torch.float32 else 0.35)
-    if dtype == torch.float32:
-        assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
+    assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
 
 
 # -- on top of every kind of RoPE that a model may have itself, against the kinds' own frequencies ---------------------
@@ -208,18 +163,13 @@ def test_gradients_reach_factors_that_are_a_tensor(ids):
     lpes_eval.apply(model, factors)
     (gradient,) = torch.autograd.grad(loss(model(ids).logits), factors)
 
-    def difference(h, step):
-        losses = []
-        for sign in (1, -1):
-            moved = factors.tolist()
-            moved[h] += sign * step
-            lpes_eval.apply(model, moved)
-            losses.append(loss(logits(model, ids)).item())
-        return (losses[0] - losses[1]) / (2 * step)
+    def moved(h, step):
+        lpes_eval.apply(model, [factor + step * (k == h) for k, factor in enumerate(factors.tolist())])
+        return loss(logits(model, ids)).item()
 
     for h in range(4):  # angles are float32, so narrow steps would drown in rounding: two wide ones, extrapolated
-        slope = (4 * difference(h, 4e-3) - difference(h, 8e-3)) / 3
-        assert gradient[h].item() == pytest.approx(slope, rel=0.02, abs=1e-4)
+        narrow, wide = ((moved(h, step) - moved(h, -step)) / (2 * step) for step in (4e-3, 8e-3))
+        assert gradient[h].item() == pytest.approx((4 * narrow - wide) / 3, rel=0.02, abs=1e-4)
     assert gradient.abs().min() > 1e-3  # the layer at 1 and the two equal ones have slopes of their own
     assert gradient[1] != gradient[3]
 
@@ -264,12 +214,6 @@ def test_wrong_factors_are_refused_with_their_file_and_leave_the_model_as_it_was
     assert torch.equal(logits(model, ids), before)
 
 
-def test_what_is_no_model_of_transformers_is_refused(model):
-    for wrong in (torch.nn.Linear(2, 2), torch.nn.DataParallel(model)):
-        with pytest.raises(UnsupportedModel, match="no config; of a wrapped one give its"):
-            lpes_eval.apply(wrong, 1.5)
-
-
 # -- models that are copied, saved, placed on devices, wrapped or adapted ---------------------------------------------
 
 
@@ -306,44 +250,9 @@ def test_a_copy_keeps_its_factors_whatever_becomes_of_the_original(ids, options,
     assert torch.equal(logits(second, ids), expected)
 
 
-def test_a_copy_rotates_by_its_own_frequencies(model, ids):
-    lpes_eval.apply(model, FACTORS)
-    other = copy.deepcopy(model)
-    other.model.rotary_emb.inv_freq = other.model.rotary_emb.inv_freq / 2
-    assert not torch.allclose(logits(other, ids[:1]), logits(model, ids[:1]), atol=1e-2)
-    filled = model(ids, use_cache=True).past_key_values
-    lpes_eval.remove(other)
-    model(ids[:, :1], past_key_values=filled)
-
-
-def replicated(model):
-    """What ``torch.nn.parallel.replicate`` does, for one more device that is the same."""
-    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
-    for module, replica in replicas.items():
-        for name, child in module._modules.items():
-            setattr(replica, name, replicas[child])
-        for name, weight in module._parameters.items():
-            setattr(replica, name, None if weight is None else weight.detach() * 2)
-    return replicas[model]
-
-
-def test_a_data_parallel_replica_runs_its_own_weights(model, ids):
-    twice = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in twice.parameters():
-            weight.mul_(2)
-    lpes_eval.apply(twice, FACTORS)
-    lpes_eval.apply(model, FACTORS)
-    assert torch.equal(logits(replicated(model), ids), logits(twice, ids))
-    lpes_eval.remove(twice)
-    assert not torch.equal(logits(replicated(model), ids), logits(twice, ids))
-
-
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("limit", [rotary.ROWS, 0])
-def test_a_layer_on_another_device_gets_its_table_there(model, ids, first, limit, monkeypatch):
+def test_a_layer_on_another_device_gets_its_table_there(model, ids, first):
     """Whether accelerate places the model before the factors are applied or after; ``meta`` is the other device."""
-    monkeypatch.setattr(rotary, "ROWS", limit)
     found, last = {}, model.model.layers[3]
     if first:
         lpes_eval.apply(model, FACTORS)
@@ -358,40 +267,15 @@ def test_a_layer_on_another_device_gets_its_table_there(model, ids, first, limit
     assert [part.device.type for part in found["tables"]] == ["meta", "meta"]
 
 
-def test_a_model_spread_by_device_map_answers_the_same(model, ids, tmp_path):
-    model.save_pretrained(tmp_path)
-    places = {f"model.layers.{h}": "cpu" if h % 2 else "disk" for h in range(4)}
-    places |= {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
-    spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "offload")
-    assert hasattr(spread, "hf_device_map")
-    lpes_eval.apply(model, FACTORS)
-    lpes_eval.apply(spread, FACTORS)
-    assert torch.allclose(logits(spread, ids), logits(model, ids), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (LoraConfig, {"target_modules": ["q_proj"], "r": 2}),
-        (IA3Config, {}),
-        (PromptTuningConfig, {"num_virtual_tokens": 5}),
-    ],
-)
-def test_adapters_that_leave_the_cache_alone_go_with_factors(model, ids, kind, options):
+def test_adapters_go_with_factors(model, ids):
     expected = by_hand(model, ids, FACTORS)
-    wrapped = get_peft_model(model, kind(task_type="CAUSAL_LM", **options)).eval()
+    wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=2)).eval()
     plain = logits(wrapped, ids)
-    # PEFT 0.21 under transformers 5.24: prompt tuning decodes differently with a cache, factors or not
-    cached = torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
-    assert cached or kind is PromptTuningConfig
-    lpes_eval.apply(wrapped, [1.0] * 4)
-    assert torch.equal(logits(wrapped, ids), plain)
     lpes_eval.apply(wrapped, FACTORS)
-    found = logits(wrapped, ids)
-    assert not torch.allclose(found, plain, atol=1e-2)
-    assert kind is PromptTuningConfig or torch.allclose(found, expected, atol=1e-4)  # before they learn they do nothing
-    assert not cached or torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
+    assert torch.allclose(logits(wrapped, ids), expected, atol=1e-4)  # before it learns an adapter does nothing
+    assert torch.equal(generate(wrapped, ids), generate(wrapped, ids, use_cache=False))
     lpes_eval.remove(wrapped)
+    assert torch.equal(logits(wrapped, ids), plain)
     assert rope.applied(wrapped) is None
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,13 +48,8 @@ class RouterConfig:
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Read the bases as a user may write them."""
         object.__setattr__(self, "bases", parse_bases("bases", self.bases))
-        sizes = self.layers, self.heads, self.head_dim, self.top_k
-        if not all(type(size) is int and size > 0 for size in sizes):
-            raise UserError(f"a router for {self.shape}, top_k={self.top_k}: expected whole numbers above 0")
-        if self.top_k > len(self.bases):
-            raise UserError(f"top_k={self.top_k}: expected 1 to {len(self.bases)}, the number of bases")
 
     @property
     def shape(self) -> str:
@@ -69,7 +63,6 @@ class Router(nn.Module):
     def __init__(self, config: RouterConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.seen: list[Tensor] | None = None  # a list: every forward appends its scores, for the balance loss
         generator, count = torch.Generator().manual_seed(seed), len(config.bases)
         self.w1, self.w2, self.w3 = (
             nn.Parameter(INIT_STD * torch.randn(config.layers, width, count, generator=generator, dtype=torch.float32))
@@ -80,10 +73,7 @@ class Router(nn.Module):
         """Weights of all bases, (..., N), at most k of them above 0, from queries (..., D) rotated with the first."""
         w1, w2, w3 = (w[layer].to(query.device) for w in (self.w1, self.w2, self.w3))
         query = query.to(w1.dtype)
-        scores = (functional.silu(query @ w1) * (query @ w3)) @ w2
-        if self.seen is not None:
-            self.seen.append(scores)
-        return top_k_softmax(scores, self.config.top_k)
+        return top_k_softmax((functional.silu(query @ w1) * (query @ w3)) @ w2, self.config.top_k)
 
 
 def top_k_softmax(scores: Tensor, k: int) -> Tensor:
@@ -92,17 +82,6 @@ def top_k_softmax(scores: Tensor, k: int) -> Tensor:
         kept = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
         scores = torch.full_like(scores, -math.inf).scatter(-1, kept, scores.gather(-1, kept))
     return scores.softmax(dim=-1)
-
-
-def load_balance(scores: Sequence[Tensor], k: int) -> Tensor:
-    """The balance loss of the Switch Transformer (arXiv 2101.03961, Eq. 4-6), ``N * sum_i f_i P_i``.
-
-    ``f_i`` is the share of queries that have base i among their ``k`` highest scores, and ``P_i`` the mean of its
-    softmax over all bases. ``scores`` are (queries, N) for each layer; the layers are averaged over together.
-    """
-    together = torch.cat([of_layer.to(scores[0].device) for of_layer in scores])
-    chosen = (top_k_softmax(together.detach(), k) > 0).to(together.dtype)
-    return together.shape[-1] * (chosen.mean(0) * together.softmax(-1).mean(0)).sum()
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
@@ -133,15 +112,11 @@ def read(path: str | Path) -> Router:
         data.pop("weights_sha256", None)  # which the router of the reference model has
         config = RouterConfig(**data)
         expected = (config.layers, config.head_dim, len(config.bases))
-        if tensors["w1"].shape != expected:  # what a damaged file claims is not made room for
-            raise ValueError(f"tensor 'w1' of shape {tuple(tensors['w1'].shape)}, expected {expected}")
+        if tensors["w1"].shape != expected or not all(bool(one.isfinite().all()) for one in tensors.values()):
+            raise ValueError(f"tensor 'w1' of shape {tuple(tensors['w1'].shape)}, expected {expected}, all finite")
         router = Router(config)
-        for name, weight in router.named_parameters():
-            found, shape = tensors[name], tuple(weight.shape)
-            if found.shape != shape or not bool(found.float().isfinite().all()):
-                raise ValueError(f"tensor {name!r} of shape {tuple(found.shape)}, expected {shape}, finite")
-            weight.data.copy_(found)
-    except (SafetensorError, OSError, TypeError, ValueError, KeyError, AttributeError) as error:
+        router.load_state_dict(tensors)
+    except (SafetensorError, OSError, TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise UserError(f"{file}: holds no MoICE router ({error}); train one, or name another") from None
     return router.requires_grad_(False)
 

@@ -20,20 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lpes_eval import files, reference
 from lpes_eval.data import fiction, kv, perplexity
 from lpes_eval.errors import UserError, first_line, program
-from lpes_eval.flags import amount, at_least, of, positive, whole
+from lpes_eval.flags import at_least, of, positive, whole
 from lpes_eval.methods import moice
 from lpes_eval.methods.base import check_device
-from lpes_eval.methods.interception import find_attention
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig
-from lpes_eval.methods.tables import own_base, parse_bases, published_bases
+from lpes_eval.methods.tables import own_base, published_bases
 from lpes_eval.rng import below, shuffled, stream
 
 LOG = "training.jsonl"
@@ -47,7 +45,7 @@ HALF_SCALE = 1024.0  # of the loss in float16, or gradients would vanish; the ro
 class Settings:
     """Everything that decides a router's weights, apart from the model, the processor and library versions.
 
-    There is a ``text`` file, or ``tasks`` with numbers of records or documents. ``balance`` weighs the balance loss.
+    There is a ``text`` file, or ``tasks`` with numbers of records or documents.
     """
 
     text: str | None = None
@@ -57,7 +55,6 @@ class Settings:
     steps: int = 7
     batch: int = 128
     rate: float = 1e-4
-    balance: float = 0.3
     seed: int = 0
 
 
@@ -117,35 +114,20 @@ def _end(tokenizer: Any) -> list[int]:
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
-def losses(model: Any, router: Router, sequences: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-    """The language-model loss of each sequence, (B,), a mean over its tokens; and the balance loss of them together."""
-    ids = pad_sequence([ids for ids, _ in sequences], batch_first=True).to(model.device)
-    lengths, firsts = torch.tensor([(len(ids), first) for ids, first in sequences], device=model.device).T
-    place = torch.arange(ids.shape[1], device=model.device)
-    real = place < lengths[:, None]
-    start = int(firsts.min()) - 1  # logits from the first place on that any of the sequences is asked about
-    options = {} if start == 0 else {"logits_to_keep": ids.shape[1] - start}
-    mask = None if bool(real.all()) else real
-    top_k, count = router.config.top_k, len(router.config.bases)
-    seen: list[Tensor] = []
-    router.seen = seen
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits[:, :-1]
+def loss_of(model: Any, ids: Tensor, first: int) -> Tensor:
+    """The language-model loss of a sequence (T,), a mean over its tokens from the ``first`` on."""
+    ids = ids.to(model.device)
+    options = {} if first == 1 else {"logits_to_keep": len(ids) - first + 1}
+    logits = model(input_ids=ids[None], use_cache=False, **options).logits[:, :-1]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    router.seen = None
-    balance = logits.new_tensor(float(count))  # with all bases, whatever the router does
-    if top_k < count:
-        balance = routers.load_balance([s[real[:, None].expand(s.shape[:3])] for s in seen], top_k)
-    asked = (real & (place >= firsts[:, None]))[:, start + 1 :]
-    each = functional.cross_entropy(logits.transpose(1, 2), ids[:, start + 1 :], reduction="none")
-    return (each * asked).sum(1) / asked.sum(1), balance
+    each = functional.cross_entropy(logits.transpose(1, 2), ids[None, first:], reduction="none")
+    return each.sum() / each.numel()
 
 
-def train(
-    model: Any, config: RouterConfig, settings: Settings, one: Sequences, out: Path, *, micro_batch: int = 1
-) -> Router:
+def train(model: Any, config: RouterConfig, settings: Settings, one: Sequences, out: Path) -> Router:
     """Train a router for ``model``, which is given back as it was, and write it and its log to ``out``.
 
-    ``micro_batch`` sequences are computed together. ``UserError``: the loss is not a number.
+    ``UserError``: the loss is not a number.
     """
     router, batch = Router(config, seed=settings.seed), settings.batch
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
@@ -157,14 +139,11 @@ def train(
     log: list[dict[str, Any]] = []
     try:
         for step in tqdm(range(settings.steps), unit="step"):
-            loss = balance = 0.0
-            for start in range(0, batch, micro_batch):
-                numbers = range(start, min(start + micro_batch, batch))
-                each, of_balance = losses(model, router, [one(step * batch + number) for number in numbers])
-                of_balance = of_balance * len(numbers) / batch
-                (scale * (each.sum() / batch + settings.balance * of_balance)).backward()
-                loss += each.sum().item() / batch
-                balance += of_balance.item()
+            loss = 0.0
+            for number in range(step * batch, (step + 1) * batch):
+                each = loss_of(model, *one(number)) / batch
+                (scale * each).backward()
+                loss += each.item()
             for weight in router.parameters():
                 weight.grad.div_(scale)  # type: ignore[union-attr]
             norm = torch.nn.utils.clip_grad_norm_(router.parameters(), 1.0).item()
@@ -173,8 +152,7 @@ def train(
                 raise UserError(f"step {step + 1}: {reason}; use --dtype bfloat16 or float32")
             optimizer.step()
             optimizer.zero_grad()
-            measured = {"loss": loss, "balance": balance, "gradient": norm}
-            log.append({"step": step + 1} | {name: round(value, 6) for name, value in measured.items()})
+            log.append({"step": step + 1, "loss": round(loss, 6), "gradient": round(norm, 6)})
             files.write_atomically(out / LOG, "".join(json.dumps(entry) + "\n" for entry in log))
     finally:
         method.detach()
@@ -201,15 +179,11 @@ def _parser() -> argparse.ArgumentParser:
         "steps": (at_least(1), "optimizer steps"),
         "batch": (at_least(1), "sequences a step"),
         "rate": (positive, "learning rate"),
-        "balance": (amount, "weight of the balance loss"),
         "seed": (whole, "of the router's first weights and of the data"),
-        "micro_batch": (at_least(1), "sequences computed together"),
     }
     for name, (kind, words) in numbers.items():
-        default = getattr(Settings, name, 1)
+        default = getattr(Settings, name)
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
-    add("--top_k", type=whole, metavar="N", help="bases with the highest scores, which are mixed (7, or all if fewer)")
-    add("--bases", help="such as 10000:17500; default: the published ones times the model's / 10000")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
@@ -220,33 +194,24 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     given = _parser().parse_args(arguments)
     check_device(given.device)
-    asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "balance", "seed")}
+    asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "seed")}
     settings = Settings(tasks=tuple(map(_task, given.task or ())), **asked)
     if not settings.tasks:
         texts = [found.text for found in perplexity.read(given.text)]
         settings = replace(settings, text=given.text.name, text_sha256=files.sha256(given.text))
     name = str(reference.folder(given.model))
     try:
-        config, tokenizer = AutoConfig.from_pretrained(name), AutoTokenizer.from_pretrained(name)
-        with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
     except (OSError, ValueError) as error:
         raise UserError(f"--model {name}: cannot be loaded ({first_line(error)})") from None
     one = from_tasks(settings, tokenizer) if settings.tasks else from_texts(settings, tokenizer, texts)
-    find_attention(skeleton, moice.Mixture.name)
-    own = own_base(skeleton, moice.Mixture.name)
-    bases = published_bases(own) if given.bases is None else parse_bases("--bases", given.bases)
-    top_k = min(routers.TOP_K, len(bases)) if given.top_k is None else given.top_k
-    described = routers.describe(config, bases=bases, top_k=top_k, model=given.model)
-    for number in range(len(settings.tasks)):
-        one(number)  # whether a prompt fits is said before the model is loaded
-    if given.out.exists() and not given.out.is_dir():
-        raise UserError(f"--out {given.out}: is a file; expected a folder, or a name that is free")
+    bases = published_bases(own_base(model, moice.Mixture.name))
+    described = routers.describe(model.config, bases=bases, model=given.model)
     given.out.mkdir(parents=True, exist_ok=True)
-    print(f"{given.model}: {described.shape}, bases {', '.join(f'{base:g}' for base in bases)}, top {top_k}")
+    print(f"{given.model}: {described.shape}, bases {', '.join(f'{base:g}' for base in bases)}")
     print(f"{settings.steps} steps of {settings.batch} sequences; {given.dtype} on {given.device}", flush=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=given.dtype).to(given.device).eval()
-    router = train(model, described, settings, one, given.out, micro_batch=given.micro_batch)
+    router = train(model, described, settings, one, given.out)
     first, last = (router.config.training[name] for name in ("first_loss", "last_loss"))
     print(f"{given.out / routers.FILE}: loss {first} in the first step, {last} in the last", flush=True)
 

@@ -1,9 +1,8 @@
 """ZeroSCROLLS (Shaham et al. 2023, arXiv 2305.14196): files, prompts, cutting, scores, and lm-eval's task.
 
-Each set is an archive ``NAME.zip`` with ``NAME/validation.jsonl`` and ``NAME/test.jsonl``, read where it lies, or the
-folder it was unpacked to. Prompts come with the data. Only the validation files (about 20 examples each) are sure to
-have references; all are held out. Scores (section 3.3; the data set's ``metrics/`` folder) are in [0, 1]. Nothing is
-done to a prediction before it is scored.
+Each set is an archive ``NAME.zip`` with ``NAME/validation.jsonl`` and ``NAME/test.jsonl``. Prompts come with the data.
+Only the validation files (about 20 examples each) are sure to have references; all are held out. Scores (section 3.3;
+the data set's ``metrics/`` folder) are in [0, 1]. Nothing is done to a prediction before it is scored.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ LINE = {"id": "ID", "input": "PROMPT", "truncation_seperator": "...", **dict.fro
 class Example:
     """One example: its prompt (``input``) in parts, in their order, and its references, none in an unlabelled file.
 
-    ``separator`` takes the place of the ``gap`` behind a document that is cut. ``header`` is such as ``Answer:``.
+    ``separator`` takes the place of the ``gap`` behind a document that is cut.
     """
 
     id: str
@@ -48,50 +47,37 @@ class Example:
     document: str
     gap: str
     question: str
-    header: str
     separator: str
     references: tuple[str, ...]
 
     def segments(self, document: str | None = None) -> tuple[Segment, ...]:
         """The prompt, whole, or with ``document``, a beginning of the document, in its place."""
         body, gap = (self.document, self.gap) if document is None else (document, self.separator)
-        question = Segment("question", self.question + self.header)
-        return Segment("instruction", self.instruction), Segment("document", body), Segment("separator", gap), question
+        parts = {"instruction": self.instruction, "document": body, "separator": gap, "question": self.question}
+        return tuple(Segment(*part) for part in parts.items())
 
 
 def locate(request: Asked, name: str, split: str) -> Path:
-    """The archive of subset ``name``, or the split's unpacked file in a local folder; ``DataError`` for neither."""
-    if split == "search":
-        raise DataError(
-            "ZeroSCROLLS has no examples to search on: its few labelled ones are all held out; search on another task "
-            "(kv_retrieval, mdqa_pos), and score the result here"
-        )
+    """The archive of subset ``name``; ``DataError`` where it cannot be had, or has no such split."""
     if split not in FILES:
-        raise DataError(f"split={split!r} is not a split of ZeroSCROLLS; expected one of {', '.join(FILES)}")
-    return Files(
-        "ZeroSCROLLS",
-        f"{name}.zip",
-        "https://huggingface.co/datasets/tau/zero_scrolls/resolve/main",
-        places=("zero_scrolls", "zeroscrolls"),
-        others=(f"{name}/{FILES[split]}.jsonl",),
-    ).path(request)
+        few = "ZeroSCROLLS has no examples to search on, its few labelled ones are all held out"
+        raise DataError(f"split={split!r}: expected {' or '.join(FILES)} ({few})")
+    url = "https://huggingface.co/datasets/tau/zero_scrolls/resolve/main"
+    return Files("ZeroSCROLLS", f"{name}.zip", url, places=("zero_scrolls",)).path(request)
 
 
 def read(path: Path, name: str, split: str) -> list[Example]:
     """The examples of a subset, in the file's order; lines with the same id are one example with several references."""
-    member = f"{name}/{FILES[split]}.jsonl" if path.suffix == ".zip" else ""
     examples: dict[str, Example] = {}
-    for example in read_examples(path, LINE, lambda number, line: _parse(line, name), member):
+    for example in read_examples(path, LINE, _parse, f"{name}/{FILES[split]}.jsonl"):
         before = examples[example.id].references if example.id in examples else ()
         examples[example.id] = replace(examples.get(example.id, example), references=before + example.references)
     if not examples:
         raise DataError(f"{path}: the file holds no example")
-    if len({bool(example.references) for example in examples.values()}) == 2:
-        raise DataError(f"{path}: some examples have references and some have none")
     return list(examples.values())
 
 
-def _parse(line: dict[str, Any], name: str) -> Example:
+def _parse(number: int, line: dict[str, Any]) -> Example:
     text, (start, end, query, query_end) = line["input"], (line[field] for field in _POSITIONS)
     if not 0 <= start <= end <= query <= query_end <= len(text):
         places = f"document {start}..{end} and query {query}..{query_end}"
@@ -99,22 +85,8 @@ def _parse(line: dict[str, Any], name: str) -> Example:
     output = line.get("output")
     if output is not None and not isinstance(output, str):
         raise ValueError(f"'output' is {type(output).__name__}, expected a text, or null where there is none")
-    if output and name == "space_digest" and not _PERCENTAGE.search(output):
-        raise ValueError(f"the reference {files.shown(output)} is no percentage such as '73%'")
-    parts = text[:start], text[start:end], text[end:query], text[query:query_end], text[query_end:]
+    parts = text[:start], text[start:end], text[end:query], text[query:]
     return Example(line["id"], *parts, line["truncation_seperator"], (output,) if output else ())
-
-
-def for_chat(example: Example, name: str) -> Example:
-    """The benchmark's own change of a prompt for chat models (section 3.2): no response header such as ``Answer:``.
-
-    Question answering and aggregation also get ``Do not provide any explanation.`` at the end of their instruction.
-    """
-    if name in SUMMARIES:
-        return replace(example, header="")
-    sentences, blank, rest = example.instruction.partition("\n\n")
-    instruction = f"{sentences.strip()} Do not provide any explanation.{blank}{rest}"
-    return replace(example, instruction=instruction, header="")
 
 
 def fitted(example: Example, budget: Budget, render: Callable[[str], str]) -> str:
@@ -217,7 +189,7 @@ class Task(ExamTask):
         return rows, Source(*origin, split, "none", len(rows), len(rows))
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Load the examples; of a file without references only the answers are logged, for a submission."""
+        """Load the examples; of a file without references only the answers are logged."""
         super().download(dataset_kwargs, **kwargs)
         if not self.examples[0].references:
             self.override_metric("bypass")
@@ -237,7 +209,4 @@ class Task(ExamTask):
 
     def prompts(self, doc: dict[str, Any], render: Callable[..., str], chat: bool) -> str | list[str]:
         """The prompt as the model gets it: whole if it fits, else with its document cut at the end."""
-        example = self.examples[doc["question_id"]]
-        if self.config.metadata.get("chat_prompt"):
-            example = for_chat(example, self.subset)
-        return fitted(example, self.budget(), render)
+        return fitted(self.examples[doc["question_id"]], self.budget(), render)
