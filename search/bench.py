@@ -76,7 +76,7 @@ class Bench:
         }
         if watched and not measured.stopped_after and measured.fitness > job.guarded_above:
             before = sum(guard.seconds for guard in watched)
-            rows = {guard.name: guard.rows(job.factors, measured) for guard in watched}
+            rows = {guard.name: guard.rows(job.factors, measured, job.settle) for guard in watched}
             if job.plain_rows is None:
                 data["guard_rows"] = rows
             else:

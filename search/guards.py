@@ -43,13 +43,13 @@ class Guard:
     seconds: float = 0.0
     """The time that it has taken so far."""
 
-    def rows(self, factors: Factors, measured: Measured) -> list[float | None]:
+    def rows(self, factors: Factors, measured: Measured, settle: bool = False) -> list[float | None]:
         """Every question's score under ``factors``, which the search ``measured``; None where it was not asked."""
         evaluator, rows = self.evaluator, list[Any]()
         if self.ends:
             rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
         else:
-            guarded = evaluator(factors)
+            guarded = evaluator(factors, settle=settle)
             self.seconds += guarded.seconds
             for question in evaluator.questions:
                 of_columns = [(task.sign, guarded.examples[c.name][n]) for task, n in question for c in task.columns]

@@ -1,5 +1,6 @@
 """The plain lm_eval command finds models and tasks, and a Python that never imports lm_eval is left alone."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def test_what_our_part_cannot_do_is_said_and_what_lm_eval_cannot_do_is_its_own_e
 
     module = SimpleNamespace(
         TaskIndex=SimpleNamespace(build=refuse),
-        TaskManager=type("TaskManager", (), {"__init__": lambda self: None}),
+        TaskManager=type("TaskManager", (), {"__init__": lambda self: None, "load": lambda self, names: None}),
         __file__="/lm_eval/tasks/manager.py",
     )
     plugin.extend_tasks(module)
@@ -239,11 +240,15 @@ def test_a_wheel_holds_the_tasks_the_search_the_model_and_the_hook(tmp_path):
     assert not [name for name in names if name.startswith(("tests/", "tasks/", "benchmarks/"))]
 
 
-def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager):
+def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone(task_manager, caplog):
     manager = task_manager()
     assert manager.match_tasks(["lpes_leval_t*"]) == ["lpes_leval_tpo", "lpes_leval_true_false"]
     assert {"lpes_zeroscrolls_gov_report", "zeroscrolls_qa", "lpes_ppl_128k"} <= set(manager.all_tasks)
     listed = [line.split("|")[1].strip() for line in manager.list_all_tasks().splitlines() if line.count("|") > 2]
     assert [name for name in listed if "leval" in name] == ["lpes_leval"]
-    with pytest.raises(ValueError, match="no generated set"):
+    with caplog.at_level(logging.INFO), pytest.raises(ValueError, match="no generated set"):
         manager.load("leval")
+    assert "leval: this is lpes_leval of lpes-eval" in caplog.text
+    manager.task_index["leval"] = manager.task_index["kv_retrieval"]  # somebody else's
+    manager.load("leval")
+    assert "leval is not lpes-eval's, which is called lpes_leval, but another task" in caplog.text

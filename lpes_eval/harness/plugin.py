@@ -113,8 +113,18 @@ def extend_tasks(manager: ModuleType) -> None:
                 self.task_index.setdefault(name.removeprefix("lpes_"), self.task_index[name])
             self._all_tasks = sorted(self.task_index)
 
+    def load(original: Callable[..., Any], self: Any, task_list: Any) -> Any:
+        for name in map(str, task_list if isinstance(task_list, list) else [task_list]):
+            if (ours := self.task_index.get(f"lpes_{name}")) is not None:
+                if self.task_index.get(name) is ours:
+                    logger.info("%s: this is lpes_%s of lpes-eval", name, name)
+                else:
+                    logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
+        return original(self, task_list)
+
     manager.TaskIndex.build = staticmethod(build_with_ours)
     _around(manager.TaskManager, "__init__", init)
+    _around(manager.TaskManager, "load", load)
     with _ours("check commands early"):
         _extend_command()
     separate_caches()

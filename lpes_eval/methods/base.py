@@ -71,7 +71,6 @@ class MethodLM(HFLM):
     by_engine: ClassVar[bool] = False  # whether the engine's answers are those of hf with this method in the model
 
     def __init__(self, pretrained: Any = None, fast: bool = True, **kwargs: Any) -> None:
-        self.given = dict(kwargs)
         if not isinstance(fast, bool):
             raise UserError(f"fast={fast}: expected True or False")
         self.fast = fast and self.by_engine
@@ -84,7 +83,12 @@ class MethodLM(HFLM):
         if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda:0") == "cuda:0":
             kwargs["device"] = "cpu"  # lm_eval says cuda:0 where nobody said anything, and hf takes it at its word
         check_device(kwargs.get("device"))
-        super().__init__(pretrained=pretrained, **kwargs)
+        try:
+            super().__init__(pretrained=pretrained, **kwargs)
+        except TypeError as error:  # what hf does not know it hands on to the model's class
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise UserError(f"--model_args: {error}; neither hf nor this model type takes it") from error
         self.method.put(self.model)
 
     @classmethod

@@ -20,6 +20,9 @@ from lpes_eval.methods.base import InModel, MethodLM
 
 logger = logging.getLogger(__name__)
 
+ASKED = ("apply_chat_template", "system_instruction", "num_fewshot", "gen_kwargs")
+"""Settings of a search that its scores depend on, and that are flags of ``lm_eval``."""
+
 
 @dataclass
 class LayerFactors(InModel):
@@ -61,6 +64,8 @@ class LayerFactors(InModel):
         if self.parsed is not None:
             self.check(model)
             rope.apply(model, self.parsed)
+            if asked := [name for name in ASKED if self.parsed.origin.get("search", {}).get(name)]:
+                logger.warning("these factors were found with --%s; ask in the same way", ", --".join(asked))
         elif rope.applied(model) is not None:
             way_out = "take them back for the plain model (lpes_eval.remove), or give factors="
             raise UserError(f"pretrained: the model has layer factors in it; {way_out}")

@@ -83,6 +83,13 @@ def test_the_model_is_the_one_the_factors_name_and_one_with_factors_is_not_taken
     assert LPES(pretrained=loaded.model, tokenizer=loaded.tokenizer).layer_factors is None
 
 
+def test_how_factors_were_found_is_said_and_an_unknown_argument_is_named(caplog):
+    LPES(factors=Factors.from_uniform(1.25, origin={"search": {"apply_chat_template": True, "num_fewshot": 0}}))
+    assert "these factors were found with --apply_chat_template; ask in the same way" in caplog.text
+    with pytest.raises(UserError, match=r"--model_args: .*'factor'; neither hf nor this model type takes it"):
+        LPES(factor=1.25)
+
+
 def test_factors_for_another_depth_are_refused():
     with pytest.raises(FactorsError, match=r"for 32 layers, the model has 6; use some made"):
         LPES(factors=Factors.from_list([1.0] * 32))
