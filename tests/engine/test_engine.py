@@ -12,8 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer
 
-from benchmarks.reference import tokenizer
-from lpes_eval import rope
+from lpes_eval import reference, rope
 from lpes_eval.engine import engine_for, exact, vllm
 from lpes_eval.engine.exact import ExactEngine
 from lpes_eval.engine.harness import HarnessEngine
@@ -65,7 +64,8 @@ def forwards(monkeypatch):
     return shapes
 
 
-SPECIAL = {"eos_token_id": tokenizer.END_ID, "pad_token_id": tokenizer.PAD_ID}
+TOKENIZER = AutoTokenizer.from_pretrained(reference.path())
+SPECIAL = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
 FAMILIES = {  # what differs in how keys, positions and masks reach attention
     "llama": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "gpt_neox": {},
@@ -75,28 +75,26 @@ FAMILIES = {  # what differs in how keys, positions and masks reach attention
 }
 
 
-def tiny_lm(folder, family, attention="sdpa", **settings):
+def tiny_lm(family, attention="sdpa", **settings):
     """A model of this family, with factors."""
-    tokenizer.save(folder, tokenizer.VOCAB_SIZE)
-    config = tiny_config(family, vocab_size=tokenizer.VOCAB_SIZE, initializer_range=0.2, **settings)
+    config = tiny_config(family, vocab_size=len(TOKENIZER), initializer_range=0.2, **settings)
     config._attn_implementation = attention
-    reads = AutoTokenizer.from_pretrained(folder)
-    lm = LPES(pretrained=tiny_model(config), tokenizer=reads, batch_size=1, device="cpu")
+    lm = LPES(pretrained=tiny_model(config), tokenizer=TOKENIZER, batch_size=1, device="cpu")
     rope.apply(lm.model, [1.0 + 0.3 * h for h in range(len(rope.find_decoder(lm.model).layers))])
     return lm
 
 
 @pytest.fixture(scope="module")
-def toy_lm(tmp_path_factory):
+def toy_lm():
     """A Llama of three layers."""
-    lm = tiny_lm(tmp_path_factory.mktemp("toy"), "llama", num_hidden_layers=3, **SPECIAL)
+    lm = tiny_lm("llama", num_hidden_layers=3, **SPECIAL)
     rope.apply(lm.model, [1.0, 1.3, 1.2])
     return lm
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_of_a_batch_are_answered_as_each_alone(family, tmp_path, forwards):
-    lm, requests = tiny_lm(tmp_path, family, **SPECIAL, **FAMILIES[family]), questions()
+def test_prompts_of_a_batch_are_answered_as_each_alone(family, forwards):
+    lm, requests = tiny_lm(family, **SPECIAL, **FAMILIES[family]), questions()
     assert reason_against(lm, requests) is None
     expected = alone(lm, requests)
     assert len(set(expected)) > len(requests) / 3
@@ -249,8 +247,8 @@ def test_what_the_engine_cannot_answer_as_hf_is_left_to_hf_and_a_line_says_why(f
 
 
 @pytest.mark.parametrize("family", ["llama4_text", "qwen3_next"])
-def test_layers_with_chunks_shared_keys_or_states_are_left_to_hf(family, tmp_path):
-    engine, reason = engine_for(tiny_lm(tmp_path, family), questions()[:2])
+def test_layers_with_chunks_shared_keys_or_states_are_left_to_hf(family):
+    engine, reason = engine_for(tiny_lm(family), questions()[:2])
     assert type(engine) is HarnessEngine
     assert reason == "not all of its layers attend to the text or to a window of it"
 
@@ -258,7 +256,7 @@ def test_layers_with_chunks_shared_keys_or_states_are_left_to_hf(family, tmp_pat
 def test_vllm_loads_a_models_revision_once_and_goes_with_it(monkeypatch, tmp_path):
     """A model that comes later may have the same ``id``, and would be answered for by the one before."""
     monkeypatch.setitem(sys.modules, "vllm", fake := SimpleNamespace(__version__="1", LLM=Mock()))
-    lm = tiny_lm(tmp_path, "llama")
+    lm = tiny_lm("llama")
     lm.revision = "v2"
     for _ in range(2):
         vllm.VLLMEngine(lm, questions(), {})
