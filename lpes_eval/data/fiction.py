@@ -143,7 +143,7 @@ def _filled(sentence: str, kind: Kind, rng: Random) -> str:
     return re.sub(r"\{(\w+)\}", lambda field: choice(kind.choices[field[1]], rng), sentence)
 
 
-def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
+def _article(kind: Kind, rng: Random) -> Article:
     title = _title(kind.name, rng)
     opening = f"{kind.subject.format(title=title, name=title)} {_filled(kind.opening, kind, rng)}."
     values = tuple(_value(fact.value, rng) for fact in kind.facts)
@@ -151,9 +151,8 @@ def _article(kind: Kind, rng: Random, remarks: int = REMARKS) -> Article:
     statements = [choice(fact.statements, rng).format(value=value.text) for fact, value in stated]
     order = shuffled(statements, rng)
     subject = kind.subject.format(title=title, name=title.split()[-1])
-    remarked = [_filled(remark, kind, rng) for remark in shuffled(kind.remarks, rng)[:remarks]] if remarks else []
-    sentences = [" and ".join(order[i : i + 2]) for i in range(0, len(order), 2)] + remarked
-    sentences = shuffled(sentences, rng) if remarks else sentences
+    remarked = [_filled(remark, kind, rng) for remark in shuffled(kind.remarks, rng)[:REMARKS]]
+    sentences = shuffled([" and ".join(order[i : i + 2]) for i in range(0, len(order), 2)] + remarked, rng)
     text = " ".join([opening, *(f"{subject} {sentence}." for sentence in sentences)])
     return Article(title, subject, text, values, (opening, *statements, *remarked))
 
@@ -181,13 +180,3 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
             documents.setdefault(normalize(other.subject), other.document())
     _, *distractors = documents.values()
     return Example(question_id, question, answers, gold.document(), tuple(distractors))
-
-
-def shelf(num_documents: int, rng: Random, remarks: int = REMARKS) -> tuple[Kind, list[Article]]:
-    """Articles of one kind, no two of which are about subjects of the same name; what a training context is made of."""
-    kind = choice(KINDS, rng)
-    articles: dict[str, Article] = {}
-    while len(articles) < num_documents:
-        article = _article(kind, rng, remarks)
-        articles.setdefault(normalize(article.subject), article)
-    return kind, list(articles.values())

@@ -72,9 +72,9 @@ class LayerSearch(Optimizer):
        better than the start beyond chance (paired by question, Wilcoxon, Bonferroni), there is nothing to find.
     2. The best entry is changed, round after round, each on questions of its own: another entry joins in, or a step
        becomes larger or smaller. What gains most is kept, if that is not chance either.
-    3. The last combinations, the last one with halved steps, and the best step of the whole stack (PI) are judged by
-       the score on all search examples. The fittest is kept if it is fitter than the start, and its first bands are
-       tuned by small steps.
+    3. The last combination and the best step of the whole stack (PI) are judged by the score on all search examples,
+       and then, as long as they may be fitter, the combinations before it and the last one with halved steps. The
+       fittest is kept if it is fitter than the start, and its first bands are tuned by small steps.
 
     It draws nothing at random.
     """
@@ -89,7 +89,7 @@ class LayerSearch(Optimizer):
         self._bands = list(dict.fromkeys([*bands_of(L, self.config.finest), *pairwise(range(L + 1))]))
         self._asked = 0
         self._uniform: Change = {}
-        self.generations = len(MAP) + ROUNDS + 1 + 2 * len(TUNING)
+        self.generations = len(MAP) + ROUNDS + 2 + 2 * len(TUNING)
         entries = len(STEPS) * len(self._bands)
         stages = [(min(most or entries, entries) + 1, questions) for most, questions in MAP]
         self.mapped = sum(number for number, _ in stages)
@@ -156,10 +156,13 @@ class LayerSearch(Optimizer):
     def _judge(self, path: Sequence[Change]) -> Generator[Generation, Sequence[Fitness], Change | None]:
         """The fittest by the score on all examples; None where that is the start."""
         nearer = {band: round(step**0.5, 3) for band, step in path[-1].items()}
-        changes = [*path[::-1][: self.config.judged], nearer, self._uniform]
+        last, *others = path[::-1][: self.config.judged]
+        changes = [last, self._uniform, *others, nearer]
         (plain,) = yield Generation([Individual(self.start, "start")])
         individuals = [Individual(self._points(change), "judged", (self.start,)) for change in changes]
-        self._fitness = yield Generation(individuals, cutoff=(self.start, plain))
+        first = yield Generation(individuals[:2], cutoff=(self.start, plain))
+        best = (individuals[0].points, first[0]) if first[0] > plain else (self.start, plain)
+        self._fitness = [*first, *(yield Generation(individuals[2:], cutoff=best))]
         self._kept = max(self._fitness)
         if self._kept <= plain + 1e-9:
             self.said += ", but what raises the likelihood does not raise the score"

@@ -3,7 +3,6 @@
 import hashlib
 from functools import partial
 
-from lpes_eval import rng
 from lpes_eval.data import fiction
 from lpes_eval.data.documents import best_subspan_em
 
@@ -36,11 +35,6 @@ def test_larger_sets_only_add_distractors_and_another_seed_shares_no_question():
 def test_the_examples_are_those_of_version_2_in_every_process():
     """A change here is a change of the benchmark: give the tasks another version, and baselines another set."""
     examples = [fiction.generate(i, 10) for i in range(100)]
-    shelves = [fiction.shelf(5, rng.stream("reference", 0, step), remarks=0)[1] for step in range(20)]
-    for texts, digest in (
-        ((example.prompt(50) + "".join(example.answers) for example in examples),
-         "1eeb81c93318507086f6451035795ae744c41b8596779667362887ae37a656c0"),
-        ((f"{article.document()}" for shelf in shelves for article in shelf),  # as training begins
-         "324a3dd552134527977d6b84efa3e35d27b9b610902024d1de82223c71718a5a"),
-    ):  # fmt: skip
-        assert hashlib.sha256("".join(texts).encode()).hexdigest() == digest
+    texts = [example.prompt(50) + "".join(example.answers) for example in examples]
+    digest = "1eeb81c93318507086f6451035795ae744c41b8596779667362887ae37a656c0"
+    assert hashlib.sha256("".join(texts).encode()).hexdigest() == digest
