@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ENDS_MAX_DROP = 0.02
+"""How much smaller the share of answers that end by themselves may become."""
 PENALTY = 1e6
 """Individuals that worsen a guard are told to the optimiser as so much less fit than any score."""
 
@@ -127,7 +129,7 @@ def load(
     if len(asked_for) == len(args.guard):  # nobody said none
         by_position = [objective for objective in evaluator.objectives if objective.by_position]
         if by_position and all(o.task.OUTPUT_TYPE == "generate_until" for o in evaluator.objectives):
-            guards.append(Guard("answers that end", 0.02, evaluator, ends=True))
+            guards.append(Guard("answers that end", ENDS_MAX_DROP, evaluator, ends=True))
         for objective in by_position:
             setting, size = objective.size
             if size < 4:
