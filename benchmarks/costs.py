@@ -42,6 +42,7 @@ from lpes_eval.flags import at_least, mapping
 from lpes_eval.harness.plugin import own_tasks
 from lpes_eval.methods.base import check_device
 from search.evaluator import Evaluator
+from search.guards import settles
 from search.tasks import POSITIONS, load_tasks
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
@@ -169,6 +170,7 @@ def individual(args: argparse.Namespace) -> list[str]:
     evaluator = Evaluator(lm, load_tasks(lm, [args.task], metadata=metadata, examples=args.questions))
     draw = random.Random(0)
     seconds: dict[str, list[float]] = {"search": [], "hf": []}
+    settle = settles(evaluator([1.0] * evaluator.num_layers).ended)
     differing = compared = 0
     for number in range(1 + args.rounds):
         say(f"an individual, round {number} of {args.rounds}")
@@ -176,7 +178,7 @@ def individual(args: argparse.Namespace) -> list[str]:
         for name in draw.sample(("search", "hf"), 2):
             began = time.perf_counter()
             if name == "search":
-                measured = evaluator(factors)
+                measured = evaluator(factors, settle=settle)
             else:
                 rope.apply(hf.model, factors)
                 given = {"limit": args.questions, "task_manager": own_tasks(metadata), "bootstrap_iters": 0}

@@ -149,6 +149,12 @@ def load(
     return guards
 
 
+def settles(ended: Sequence[int | None]) -> bool:
+    """Whether answers need not go on once their score is settled: where hardly any of the plain model's ended."""
+    known = [one for one in ended if one is not None]
+    return sum(known) <= ENDS_MAX_DROP * len(known)
+
+
 def over(entry: Entry) -> float:
     """By how much an individual worsens its guards in all, beyond what is allowed; 0 where it worsens none."""
     return sum(guard.over for guard in entry.guards.values())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lpes_eval.entries import Entry, GuardCheck
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
+from search import guards
 from search.config import shown
 from search.space import Job
 
@@ -72,7 +73,13 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     for name, values in factors.items():
         guarded_above = -math.inf if name in (PLAIN, FOUND) else math.inf
         plain_rows = measured[PLAIN].guard_rows if measured else None
-        job = Job(values, "held_out", settle=search.settles, guarded_above=guarded_above, plain_rows=plain_rows)
+        job = Job(
+            values,
+            "held_out",
+            settle=guards.settles(search.plain.ended),
+            guarded_above=guarded_above,
+            plain_rows=plain_rows,
+        )
         measured[name] = _measure(search, name, job)
     comparisons = {}
     for task in tasks:

@@ -153,7 +153,7 @@ class Search:
             part=part,
             measure=measure,
             cutoff=self._cutoff(generation),
-            settle=measure == "score" and self.settles,
+            settle=measure == "score" and guards.settles(self.plain.ended),
         )
         if measure != "score" or part is not None:
             return job
@@ -197,12 +197,6 @@ class Search:
         gains = [entry.fitness - self.plain_on(entry.examples) for entry in uniform]
         gain, best = max(zip(gains, uniform, strict=True), key=lambda pair: pair[0])
         return self.uniform(best.factor) if gain > 1e-9 and best.factor is not None else None
-
-    @property
-    def settles(self) -> bool:
-        """Whether answers need not go on once their score is settled: where hardly any of the plain model's ends."""
-        ended = [one for one in self.plain.ended if one is not None]
-        return sum(ended) <= guards.ENDS_MAX_DROP * len(ended)
 
     def plain_on(self, examples: Mapping[str, Sequence[Any]]) -> float:
         """The plain model's fitness on the questions that others were asked."""
