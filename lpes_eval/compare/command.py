@@ -42,11 +42,16 @@ def page_of(comparison: Comparison, with_flips: bool = False) -> tables.Page:
     """Lay out a comparison: a table for each metric of each task."""
     from lpes_eval.compare import flips
 
-    shown = []
+    shown, zeros = [], []
     for section in comparison.sections:
-        title = f"{section.task}, {section.metric}, {section.questions} questions"
-        shown.append(tables.Table(title, HEADER, [row.cells for row in section.rows]))
+        title = f"{section.task}, {section.metric}"
+        if any(row.difference.a or row.difference.b for row in section.rows):
+            cells = [row.cells for row in section.rows]
+            shown.append(tables.Table(f"{title}, {section.questions} questions", HEADER, cells))
+        else:
+            zeros.append(title)
+    notes = [*comparison.notes, *([f"0 everywhere in both runs: {'; '.join(zeros)}."] if zeros else [])]
     found = flips.of(comparison) if with_flips else ()
     changed = [flips.table(flipped, section.task, section.metric) for section, flipped in found]
     sides = {"A": comparison.a.side, "B": comparison.b.side}
-    return tables.Page(COMMAND, sides, shown, comparison.notes, flips=changed)
+    return tables.Page(COMMAND, sides, shown, notes, flips=changed)

@@ -204,6 +204,18 @@ def test_other_prompts_are_compared_by_the_command_where_asked_for(tmp_path, cap
     assert "+0.5000" in capsys.readouterr().out
 
 
+def test_a_metric_that_is_0_everywhere_in_both_runs_is_named_and_has_no_table(tmp_path, capsys):
+    zeros, some = ([write_run(tmp_path / f"{n}{k}", {0: [n, n], 100: [n, 0.0]}) for k in "ab"] for n in (0.0, 1.0))
+    assert cli.main(["compare", *map(str, zeros)]) == 0
+    printed = capsys.readouterr().out
+    assert "0 everywhere in both runs: toy, acc." in printed
+    assert "0 %" not in printed
+    assert cli.main(["compare", str(zeros[0]), str(some[0])]) == 0
+    printed = capsys.readouterr().out
+    assert "0 everywhere" not in printed
+    assert "0 %" in printed
+
+
 def test_text_of_flips_stays_text_in_markdown(tmp_path):
     hostile, target = "a | b <img src=x> [x](y) `c`\n# d", tmp_path / "page.md"
     paths = [write_run(tmp_path / n, {0: s, 100: s}, text=hostile) for n, s in (("a", [0.0]), ("b", [1.0]))]
