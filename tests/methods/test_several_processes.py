@@ -15,8 +15,8 @@ torch.cuda.device_count = lambda: gpus  # hf shares the questions among processe
 from lm_eval.__main__ import cli_evaluate
 cli_evaluate()
 """
-LAUNCH = [*("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
-          *("--mixed_precision", "no", "--dynamo_backend", "no")]  # fmt: skip
+LAUNCH = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
+"""What ``accelerate launch`` calls on GPUs; on a processor alone it starts one process, whatever it is told."""
 MODEL_AND_TASKS = [*("--model", "lpes", "--model_args", "factors=reference", "--batch_size", "1", "--log_samples"),
                    *("--tasks", "kv_retrieval,mdqa_pos", "--limit", "5")]  # fmt: skip
 
