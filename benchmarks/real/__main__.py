@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.real import POSITIONS
 from lpes_eval import factors, methods
 from lpes_eval.flags import at_least, mapping
 from search.evaluator import Evaluator
 from search.tasks import load_tasks
 
-POSITIONS = (0.0, 25.0, 50.0, 75.0, 100.0)
 STEPS = (0.5, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.5)
 """Factors that ``layers`` gives to one layer at a time."""
 SIZES = {"kv_retrieval": "num_keys", "mdqa_pos": "num_documents"}
@@ -51,6 +51,7 @@ def record(args: argparse.Namespace, size: int) -> Iterator[dict[str, Any]]:
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     there = {(line["factors"], line["question"]) for line in lines if all(line.get(k) == v for k, v in said.items())}
     evaluators: dict[str, Evaluator] = {}  # by model type
+    missing = []
     for name in args.factors:
         kind = name if name in methods.names() else "lpes"
         if kind not in evaluators:
@@ -59,25 +60,26 @@ def record(args: argparse.Namespace, size: int) -> Iterator[dict[str, Any]]:
             options |= {"metadata": args.metadata | {SIZES[args.task]: size}, "examples": args.questions}
             evaluators[kind] = Evaluator(lm, load_tasks(lm, [args.task], **options))
         evaluator = evaluators[kind]
-        layers = evaluator.num_layers
-        steps = [f"{layer}:{step:g}" for step in STEPS for layer in range(layers)]
+        steps = [f"{layer}:{step:g}" for step in STEPS for layer in range(evaluator.num_layers)]
+        questions = [*enumerate(evaluator.objectives[0].questions)]
         for each in ["plain", *steps] if name == "layers" else [name]:
-            values = change(each, layers) if kind == "lpes" else None
-            for number, question in enumerate(evaluator.objectives[0].questions):
-                if (each, question) in there:
-                    continue
-                began = time.perf_counter()
-                line = {"factors": each, "question": question, **said}
-                if values:
-                    line["ll"] = [
-                        round(row[number], 5) for row in evaluator.likelihood(values, [number]).examples.values()
-                    ]
-                measured = evaluator(values, part=[number], settle=True)
-                line["score"] = [row[number] for row in measured.examples.values()]
-                line["seconds"] = round(time.perf_counter() - began, 2)
-                with path.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-                yield line
+            missing += [(kind, each, *question) for question in questions if (each, question[1]) not in there]
+    for kind, name, number, question in missing:
+        evaluator, began = evaluators[kind], time.perf_counter()
+        values = change(name, evaluator.num_layers) if kind == "lpes" else None
+        line = {"factors": name, "question": question, **said}
+        if values:
+            likelihood = evaluator.likelihood(values, [number])
+            line["ll"] = [round(row[number], 5) for row in likelihood.examples.values()]
+        measured = evaluator(values, part=[number], settle=True)
+        line["score"] = [row[number] for row in measured.examples.values()]
+        line["seconds"] = round(time.perf_counter() - began, 2)
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        yield line
+        if args.dry_run:
+            print(f"{len(missing)} such lines take about {len(missing) * line['seconds'] / 60:.0f} min")
+            return
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -96,18 +98,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--dtype", default="bfloat16")
     add("--device", default="cpu")
     add("--chat", action="store_true", help="ask in the model's chat template")
-    add("--dry_run", action="store_true", help="measure one question, and say how long all would take")
+    add("--dry_run", action="store_true", help="measure one line, and say how long all would take")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     for size in args.sizes:
         for line in record(args, size):
             print(*(f"{key}={value}" for key, value in line.items()), flush=True)
-            if args.dry_run:
-                minutes = line["seconds"] * args.questions * len(args.factors) / 60
-                print(
-                    f"{size}: {args.questions} questions under {len(args.factors)} factors in about {minutes:.0f} min"
-                )
-                break
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.pages import filled
-from benchmarks.real.__main__ import POSITIONS
+from benchmarks.real import POSITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/real/results"
