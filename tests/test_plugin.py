@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -194,17 +195,41 @@ def test_what_other_tasks_are_told_is_their_business():
 LM_EVAL = ("-m", "lm_eval", "--tasks", "kv_retrieval", "--limit", "1", "--metadata", "num_keys=4", "--device", "cpu")
 
 
+PLUGINS = """
+
+def import_plugins():
+    from importlib.metadata import entry_points
+    for one in entry_points(group="lm_eval.models"):
+        model_registry.register(one.name, target=one.value)
+
+def get_model(name, get_model=get_model):
+    import lm_eval.models
+    import_plugins()
+    return get_model(name)
+"""
+
+
 @pytest.mark.slow
 def test_with_the_hook_and_without_it_the_same_table(tmp_path):
+    """Without it models by their classes or, as lm-eval's main branch does, by entry points; tasks by their folder."""
+
     def table(*arguments, **environment):
-        lines = python(*arguments, cwd=tmp_path, **environment).splitlines()
+        lines = python(*LM_EVAL, *arguments, cwd=tmp_path, **environment).splitlines()
         return [line for line in lines if line.startswith("|")]
 
-    hooked = table(*LM_EVAL, "--model", "lpes")
+    hooked = table("--model", "lpes")
     assert any("first_value_acc@0" in line for line in hooked)
     by_path = ("--include_path", python("-m", "lpes_eval.cli", "tasks-path", cwd=tmp_path))
     plain = ("--model", "hf", "--model_args", f"pretrained={reference.path()}")
-    assert table(*LM_EVAL, *plain, *by_path, LPES_EVAL_PLUGIN="off") == hooked
+    assert table(*plain, *by_path, LPES_EVAL_PLUGIN="off") == hooked
+    import lm_eval
+
+    shutil.copytree(Path(lm_eval.__file__).parent, tmp_path / "next/lm_eval")
+    with (tmp_path / "next/lm_eval/api/registry.py").open("a") as registry:
+        registry.write(PLUGINS)
+    later = {"PYTHONPATH": str(tmp_path / "next")}
+    assert table("--model", "lpes", **later) == hooked
+    assert table("--model", "lpes", *by_path, LPES_EVAL_PLUGIN="0", **later) == hooked
 
 
 def test_a_users_error_ends_the_command_with_one_line_and_status_2(capsys):
