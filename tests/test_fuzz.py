@@ -7,13 +7,18 @@ renamed) or in its bytes (some flipped, missing or doubled, an end torn off); in
 import gzip
 import json
 import random
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
+from lpes_eval import push, show
 from lpes_eval.errors import UserError
+from lpes_eval.report import watch
 from runs import write_run
 
 VALUES = (None, True, 0, -1, 1.5, 1e308, "", "0", "\x1b[31m\n# ![](x)", [], {}, [None], {"": {}}, float("nan"))
@@ -93,8 +98,47 @@ def factors(folder):
         depth = found.num_layers or len(found.factors or ()) or 32
         assert all(0.999e-3 < s < 1.001e6 for s in found.per_layer(depth))
         assert Factors.from_dict(found.to_dict()) == found
+        show.run(Namespace(file=str(path), layers=depth))
+        if found.model[0]:
+            push.card(found, "me/mine")
 
     return list(folder.iterdir()), read
+
+
+def carried(folder):
+    """Factors in a model's ``config.json``, under an output of a command beside it."""
+    from lpes_eval.factors import FIELD, Factors, carried
+
+    for name, value in (("list", [1.0, 1.5]), ("file", Factors.from_list([1.25, 1.5]).to_dict())):
+        written(folder / f"{name}.json", {"num_hidden_layers": 2, FIELD: value})
+
+    def read(path):
+        try:
+            config = json.loads(path.read_bytes())
+        except ValueError:
+            return  # transformers says so
+        found = carried(SimpleNamespace(**config)) if isinstance(config, dict) else None
+        assert found is None or all(0.999e-3 < s < 1.001e6 for s in found.per_layer(2))
+
+    return list(folder.iterdir()), read
+
+
+def outputs(folder):
+    """What a command would write over."""
+    from lpes_eval.files import marker, write_output
+
+    path, mark = folder / "page.md", marker("lpes-eval compare")
+    path.write_text(f"<!-- {mark} -->\n\n## lpes-eval compare\n")
+
+    def write(path):
+        before = path.read_bytes()
+        try:
+            write_output(path, "new", mark)
+        finally:
+            is_own = not before or mark.encode() in before
+            assert path.read_bytes() == (b"new" if is_own else before)
+
+    return [path], write
 
 
 def journal(folder):
@@ -110,6 +154,18 @@ def journal(folder):
             assert all(isinstance(entry.fitness, float) for entry in found.entries.values())
 
     return [folder / "journal.jsonl"], read
+
+
+def watched(folder):
+    """A folder of a search, as ``lpes-eval watch`` shows it."""
+    journal(folder)
+    written(folder / "report.json", {"finished": True})
+
+    def read(path):
+        with patch("time.sleep", side_effect=KeyboardInterrupt):  # one look
+            watch.run(Namespace(folder=path.parent))
+
+    return list(folder.glob("*.json*")), read
 
 
 def data(folder):
@@ -156,7 +212,7 @@ def router(folder):
 
 
 PARSERS: dict[str, Callable[[Path], tuple[list[Path], Callable[[Path], None]]]] = {
-    **{function.__name__: function for function in (factors, journal, data, router)},
+    **{function.__name__: function for function in (factors, carried, journal, watched, data, router, outputs)},
     "results": partial(compared, pattern="results_*"),
     "samples": partial(compared, pattern="samples_*"),
     "baselines": partial(compared, pattern="baseline.json"),
