@@ -45,7 +45,7 @@ class Bench:
         args = self.args
         size = None if args.batch_size == "auto" else args.batch_size
         vllm = args.engine_args if args.engine == "vllm" else None
-        return Evaluator(self.lm, objectives, prompts_per_batch=size, fast=self.lm.fast, vllm=vllm)
+        return Evaluator(self.lm, objectives, prompts_per_batch=size, vllm=vllm)
 
     def _guards(self, split: str) -> list[Guard]:
         examples = self.args.guard_examples if split == "search" else self.args.held_out_examples

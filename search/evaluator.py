@@ -64,8 +64,9 @@ class Evaluator:
     """Measures factors by tasks (``load_tasks``), on this machine.
 
     The model is an lm-eval model over a transformers model; its weights and settings stay as they are. ``speed`` are
-    the further arguments of ``lpes_eval.engine.engine_for``. ``progress`` is called with the number of answers so far,
-    and of all, after every batch. ``PromptTooLong``: a prompt of a task by position would be cut.
+    the further arguments of ``lpes_eval.engine.engine_for``, whose ``fast`` is the model's own choice. ``progress`` is
+    called with the number of answers so far, and of all, after every batch. ``PromptTooLong``: a prompt of a task by
+    position would be cut.
     """
 
     questions: list[list[tuple[Objective, int]]]
@@ -75,6 +76,7 @@ class Evaluator:
         self.lm, self.objectives = lm, list(objectives)
         self.progress: Callable[[int, int], None] = lambda answered, prompts: None
         self._requests = [request for objective in objectives for request in objective.task.instances]
+        speed = {"fast": getattr(lm, "engine_answers", True)} | speed
         self.engine, self.slow_because = engine_for(lm, self._requests, **speed)  # lm-eval's own loop is slow
         self.num_layers = self.engine.num_layers
         self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens  # of one individual

@@ -151,6 +151,11 @@ class MethodLM(HFLM):
                 bar.update(len(batch))
         return [answers[number] for number in range(len(requests))]
 
+    @property
+    def engine_answers(self) -> bool:
+        """Whether the engine, asked the same requests, gives this model's answers."""
+        return self.fast and type(self).generate_until is MethodLM.generate_until
+
     def recorded(self) -> dict[str, Any]:
         """What is kept of the method with the results: its name and settings."""
         return {"method": {"name": type(self).__module__.rpartition(".")[2], **self.method.describe()}}

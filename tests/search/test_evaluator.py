@@ -11,7 +11,7 @@ import pytest
 import torch
 from lm_eval.tasks import TaskManager
 
-from lpes_eval import rope
+from lpes_eval import methods, rope
 from lpes_eval.data import splits
 from lpes_eval.errors import PromptTooLong, UserError
 from lpes_eval.methods.lpes import LPES
@@ -51,7 +51,7 @@ COLUMNS = ["toy@0", "toy@50", "toy@100"]
 
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness):
     tasks = load("toy", lambdas=[0.2, 0.3, 0.5])
-    fast = [Evaluator(toy_lm, tasks, tokens_per_batch=budget) for budget in (40, 4000)]
+    fast = [Evaluator(toy_lm, tasks, fast=True, tokens_per_batch=budget) for budget in (40, 4000)]
     assert all(evaluator.slow_because is None for evaluator in fast)
     slow = Evaluator(toy_lm, tasks, fast=False)
     assert list(slow.columns) == COLUMNS
@@ -255,7 +255,7 @@ def test_shots_show_no_held_out_question(load):
 
 def test_what_is_given_up_hangs_on_no_batch(toy_lm, load):
     tasks = load("toy_luck")
-    evaluators = [Evaluator(toy_lm, tasks, tokens_per_batch=tokens) for tokens in (0, 300)]
+    evaluators = [Evaluator(toy_lm, tasks, fast=True, tokens_per_batch=tokens) for tokens in (0, 300)]
     tried = list(individuals(4, seed=4))
     measured = [evaluators[0](factors) for factors in tried]
     best = max(measured, key=lambda one: one.fitness)
@@ -343,6 +343,17 @@ def test_answers_that_end_once_nothing_can_change_their_score_have_the_same_scor
         assert settled.examples == whole.examples
         assert {value for values in whole.examples.values() for value in values} == {0.0, 1.0}
         assert sum(settled.ended) < sum(whole.ended)
+
+
+def test_a_model_type_that_changes_prompts_answers_the_changed_ones():
+    def answers(method):
+        lm = methods.load(method)(pretrained="reference", device="cpu")
+        tasks = load_tasks(lm, ["kv_retrieval"], metadata={"num_keys": 50}, examples=1)
+        found = {i: answer for batch in Evaluator(lm, tasks).engine.answer() for i, (answer,) in batch.items()}
+        assert [*found.values()] == lm.generate_until([tasks[0].task.instances[i] for i in found])
+        return found
+
+    assert answers("lpes") != answers("attention_sorting")
 
 
 @pytest.mark.parametrize(
