@@ -33,14 +33,15 @@ def individuals(count, layers=3, seed=0):
 @pytest.fixture
 def harness(toy_lm, task_folder, monkeypatch):
     """Every search example's score by ``simple_evaluate``, in the order of the task's examples."""
-    monkeypatch.setattr(toy_lm, "fast", False)  # hf's own loop answers
     manager = TaskManager(include_path=task_folder, include_defaults=False, metadata={"split": "search"})
 
     def scores(factors, name, metric, **options):
         rope.apply(toy_lm.model, factors)
         samples = None if name == "toy" else {name: sorted(splits.indices(12, "search"))}  # toy divides its own
         options |= {"task_manager": manager, "samples": samples, "bootstrap_iters": 0}
-        results = lm_eval.simple_evaluate(model=toy_lm, tasks=[name], **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(toy_lm, "fast", False)  # hf's own loop answers
+            results = lm_eval.simple_evaluate(model=toy_lm, tasks=[name], **options)
         return [sample[metric] for sample in sorted(results["samples"][name], key=lambda sample: sample["doc_id"])]
 
     return scores
@@ -51,7 +52,7 @@ COLUMNS = ["toy@0", "toy@50", "toy@100"]
 
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness):
     tasks = load("toy", lambdas=[0.2, 0.3, 0.5])
-    fast = [Evaluator(toy_lm, tasks, fast=True, tokens_per_batch=budget) for budget in (40, 4000)]
+    fast = [Evaluator(toy_lm, tasks, tokens_per_batch=budget) for budget in (40, 4000)]
     assert all(evaluator.slow_because is None for evaluator in fast)
     slow = Evaluator(toy_lm, tasks, fast=False)
     assert list(slow.columns) == COLUMNS
@@ -255,7 +256,7 @@ def test_shots_show_no_held_out_question(load):
 
 def test_what_is_given_up_hangs_on_no_batch(toy_lm, load):
     tasks = load("toy_luck")
-    evaluators = [Evaluator(toy_lm, tasks, fast=True, tokens_per_batch=tokens) for tokens in (0, 300)]
+    evaluators = [Evaluator(toy_lm, tasks, tokens_per_batch=tokens) for tokens in (0, 300)]
     tried = list(individuals(4, seed=4))
     measured = [evaluators[0](factors) for factors in tried]
     best = max(measured, key=lambda one: one.fitness)
