@@ -35,25 +35,11 @@ WHOLE = {"autogptq", "delta", "gguf_file", "gptqmodel", "load_in_4bit", "load_in
 """Arguments of models that cannot be put together without their weights."""
 
 
-def defaults(preset: str = "default") -> argparse.Namespace:
-    """Every flag's value where it is not given."""
-    return argparse.Namespace(**vars(build_parser().parse_args([])) | PRESETS[preset] | {"preset": preset})
-
-
-def given(argv: Sequence[str]) -> dict[str, Any]:
-    """The flags that stand on the command line, and nothing else."""
-    parser = build_parser()
-    if {"-h", "--help"} & {*argv}:
-        parser.parse_args(["--help"])  # with all defaults
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS
-    return vars(parser.parse_args(argv))
-
-
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Every flag's value: what is given overrides the preset."""
-    flags = given(argv)
-    return argparse.Namespace(**vars(defaults(flags.get("preset", "default"))) | flags)
+    parser = build_parser()
+    parser.set_defaults(**PRESETS[parser.parse_args(argv).preset])
+    return parser.parse_args(argv)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -160,27 +146,15 @@ def shown(model_args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in model_args.items() if name != "token"}
 
 
-def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What lm-eval hands to the tasks: the model's arguments, then ``--metadata``."""
-    return {**shown(args.model_args), "search_seed": args.search_seed, **args.metadata}
-
-
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that says how tasks are measured, on whichever split."""
-    return {
-        "metadata": metadata_of(args),
-        "positions": args.positions,
-        "lambdas": args.lambdas,
+    same = ["positions", "lambdas", "metrics", "include_path", "num_fewshot", "apply_chat_template"]
+    same += ["system_instruction", "gen_kwargs", "confirm_run_unsafe_code"]
+    return {name: getattr(args, name) for name in same} | {
+        "metadata": {**shown(args.model_args), "search_seed": args.search_seed, **args.metadata},
         "weights": args.task_weights,
-        "metrics": args.metrics,
-        "include_path": args.include_path,
-        "num_fewshot": args.num_fewshot,
         "fewshot_random_seed": args.fewshot_seed,
-        "apply_chat_template": args.apply_chat_template,
         "fewshot_as_multiturn": args.fewshot_as_multiturn is not False,
-        "system_instruction": args.system_instruction,
-        "gen_kwargs": args.gen_kwargs,
-        "confirm_run_unsafe_code": args.confirm_run_unsafe_code,
     }
 
 

@@ -41,8 +41,8 @@ examples:
       factors that do not make gsm8k worse, after two hours at most
 After Ctrl-C, a crash or kill -9 the same command goes on.
 
-It ends with factors.json in the output folder (best_effort.json, where the factors were not shown to be better than
-none), summary.md, report.json and pictures. More in docs/search.md: what a search costs, and how to choose examples.
+It writes factors.json (best_effort.json, where the factors were not shown to help), summary.md, report.json and
+pictures. docs/search.md says what a search costs, and how to choose examples.
 """
 
 
@@ -66,14 +66,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")  # fmt: skip
     add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
     add("--metrics", type=_metrics, metavar="M;M",
-        help="one METRIC or METRIC,FILTER a --tasks name, semicolons between (default: each task's strict metric, "
-        "or else its first)")  # fmt: skip
+        help="METRIC or METRIC,FILTER for each --tasks name (default: its strict metric, else its first)")  # fmt: skip
     add("--positions", type=numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
         help="where the gold item stands, in percent, for tasks that come by position")  # fmt: skip
-    add("--lambdas", type=numbers, metavar="B,M,E",
-        help="weights of these positions: lambda_B, lambda_M, lambda_E (App. G; default: all the same)")  # fmt: skip
-    add("--examples", type=at_least(1), default=96, metavar="N",
-        help="search examples, at most; the default search asks all of them of a few individuals alone")  # fmt: skip
+    add("--lambdas", type=numbers, metavar="B,M,E", help="weights of these positions (App. G; default: all the same)")
+    add("--examples", type=at_least(1), default=96, metavar="N", help="search examples, at most")
     add("--search_seed", type=whole, default=0, metavar="N", help="draws other search examples (Table 8)")
     add("--include_path", metavar="DIR", help="as for lm_eval: a folder with further tasks")
     add("--metadata", nargs="+", action=_Collect, type=mapping, default={}, metavar="ARGS",
@@ -95,20 +92,15 @@ def build_parser() -> argparse.ArgumentParser:
         help="as for lm_eval: pretrained=NAME,dtype=... (default: the model shipped with lpes-eval)")  # fmt: skip
     add("--device", metavar="DEVICE", help="as for lm_eval: cuda, cuda:1, cpu, mps")
     add("--batch_size", type=batch_size, default="auto", metavar="N|auto",
-        help="as for lm_eval: prompts in a batch; auto goes by tokens, or on a CPU takes 1 where lm-eval's own loop "
-        "answers")  # fmt: skip
+        help="as for lm_eval; auto goes by tokens, or takes 1 where lm-eval's own loop answers on a CPU")  # fmt: skip
 
     add = parser.add_argument_group("the search").add_argument
-    shown = "; ".join(
-        f"{name}: {', '.join(f'{flag} {_typed(value)}' for flag, value in values.items())}"
-        for name, values in PRESETS.items() if values
-    )  # fmt: skip
-    add("--preset", choices=PRESETS, default="default", help=f"other defaults ({shown})")
+    paper = ", ".join(f"{flag} {_typed(value)}" for flag, value in PRESETS["paper"].items())
+    add("--preset", choices=PRESETS, default="default", help=f"other defaults (paper: {paper})")
     titles = "; ".join(f"{name}: {optimizers.load(name).title}" for name in optimizers.names())
     add("--optimizer", choices=optimizers.names(), default="layers", help=titles)
     add("--curve", choices=KINDS, default="free", help="how control points become factors; free: one factor a layer")
-    add("--control_points", type=at_least(2), default=4, metavar="N",
-        help="control points of the curve (Table 7: 2 to 5)")  # fmt: skip
+    add("--control_points", type=at_least(2), default=4, metavar="N", help="of the curve (Table 7: 2 to 5)")
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
     add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", metavar="Y|FILE",
@@ -135,21 +127,20 @@ def build_parser() -> argparse.ArgumentParser:
         help="of vllm.LLM: tensor_parallel_size=2, gpu_memory_utilization=0.8, ...")  # fmt: skip
 
     add = parser.add_argument_group("several processes (Ray: pip install 'lpes-eval[ray]')").add_argument
-    add("--workers", type=at_least(1), metavar="N",
-        help="processes that measure one individual each, with the model loaded once")  # fmt: skip
+    add("--workers", type=at_least(1), metavar="N", help="processes that measure one individual each")
     add("--gpus_per_worker", type=amount, default=0.0, metavar="N",
         help="GPUs of each worker, 0.5 for half of one (default: none, the workers share the cores)")  # fmt: skip
-    add("--ray_address", metavar="ADDRESS",
-        help="join a running cluster (auto, or HOST:PORT) instead of starting Ray here")  # fmt: skip
+    add(
+        "--ray_address", metavar="ADDRESS", help="a running cluster to join (auto, HOST:PORT; default: Ray starts here)"
+    )
 
     add = parser.add_argument_group("what it may cost").add_argument
     add("--budget", type=budget, metavar="10m|2h|20000prompts",
-        help="end the search after so much, held-out evaluation apart, with the fittest until then; a search that is "
-        "given a larger one goes on (default: until the optimiser is done)")  # fmt: skip
+        help="end the search after so much, held-out evaluation apart; with a larger one it goes on (default: the "
+        "optimiser ends it)")  # fmt: skip
     add("--guard", nargs=1, action=_Collect, type=_guard, default=[], metavar="TASK[:METRIC[:MAX_DROP]]",
-        help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance; factors that "
-        "worsen it rank behind all others. Tasks by position are guarded at half their length, and so is the share of "
-        "answers that end by themselves, unless there is --guard none")  # fmt: skip
+        help="a task of lm-eval that must not become worse by more than MAX_DROP (0.01), beyond chance. Without --guard "
+        "none, tasks by position at half their length and the share of answers that end are guarded")  # fmt: skip
     add("--guard_examples", type=at_least(2), default=48, metavar="N", help="search examples of a guard, at most")
 
     add = parser.add_argument_group("the run").add_argument

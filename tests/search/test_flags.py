@@ -146,4 +146,4 @@ def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
     flags |= {"metrics": ["acc,none", "em"], "continuous": True, "num_fewshot": None}
     typed = "--positions 50,0 --guard gsm8k --guard ppl::0.2 --tasks kv_retrieval,mdqa_pos gsm8k"
     typed += f" --output {tmp_path}/x --metadata num_keys=25 --metrics acc,none;em --continuous"
-    assert config.given(parser.words(flags)) == config.given(typed.split())
+    assert config.read(parser.words(flags)) == config.read(typed.split())
