@@ -16,7 +16,6 @@ from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from lpes_eval.report import figures, sources
 from search import guards
-from search.config import metadata_of
 from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command, smallest_gain
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def summary(search: Search, outcome: Outcome) -> str:
         **_of(search),
         outcome=outcome,
         held_out=held_out,
-        search_sample=metadata_of(args)["search_seed"],
+        search_sample=args.metadata.get("search_seed", args.search_seed),
         verdict=verdict(search, outcome),
         entries={PLAIN: outcome.plain} | ({} if outcome.nothing else {FOUND: outcome.best}),
         command=reproduce_command(args, held_out.tasks, outcome.file) if held_out else "",
@@ -240,10 +239,10 @@ def _totals(search: Search) -> dict[str, Any]:
     }
 
 
-def differences(held_out: HeldOut) -> list[dict[str, Any]]:
-    """What the found factors gain over the others, as plain data."""
+def proof(held_out: HeldOut) -> dict[str, Any]:
+    """What the found factors gain over the others on held-out examples, and cost the guards, as plain data."""
     signs = {task.name: task.sign for task in held_out.tasks}
-    return [
+    differences = [
         {
             "task": task,
             "found_minus": name,
@@ -255,6 +254,7 @@ def differences(held_out: HeldOut) -> list[dict[str, Any]]:
         }
         for (task, name), comparison in held_out.comparisons.items()
     ]
+    return {"differences": differences, "guards": {name: guard.to_dict() for name, guard in held_out.guards.items()}}
 
 
 def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
@@ -273,12 +273,11 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     if args.early_stopping:
         data["stopped_early_error"] = args.early_stopping_error
     if held_out is not None:
-        data["guards"] = {name: guard.to_dict() for name, guard in held_out.guards.items()}
+        data |= proof(held_out)
         data["held_out"] = {
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}
             for name, measured in held_out.measured.items()
         }
-        data["differences"] = differences(held_out)
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
     draw(folder, outcome)
 
