@@ -18,8 +18,7 @@ class Result:
     """What a search came to.
 
     ``shown`` and ``verdict`` say whether the factors are worth using: better than the plain model, beyond chance where
-    held-out examples say so, and no guard made worse. ``history`` has the journal's entry of every individual, as they
-    were measured; ``outcome`` has the scores, ``folder`` the files.
+    held-out examples say so, and no guard made worse. ``history`` are the individuals, ``outcome`` has the scores.
     """
 
     factors: Factors
@@ -61,8 +60,7 @@ def search(
     from search.report.pages import verdict
 
     kind = optimizer if isinstance(optimizer, type) else None
-    named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer}
-    flags |= {name: value for name, value in named.items() if value is not None} | {"preset": preset}
+    flags = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer, "preset": preset} | flags
     try:
         args = config.read(words(flags))
     except UserError as error:

@@ -38,21 +38,18 @@ class Search:
 
     args: argparse.Namespace
     bench: Bench
-    """Measures factors in this process."""
     optimizer: Optimizer
-    """Fresh; the journal brings it to where it was."""
     settings: dict[str, Any]
     """What decides the outcome, as plain data."""
     pool: Pool | None = None
-    """The workers that measure instead, if there are any."""
+    """The workers that measure instead of the bench, if there are any."""
     journal: Journal = None  # type: ignore[assignment]
-    """What was measured, once the folder is open."""
+    """What was measured, once the folder is open; it brings a fresh optimiser to where it was."""
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     """By the search so far, guards included."""
     cut: bool = False
     """Whether the budget ended it."""
     generation: int = 0
-    """The number of the one that is measured."""
 
     @property
     def evaluator(self) -> Evaluator:
@@ -88,8 +85,7 @@ class Search:
             try:
                 generation = steps.send(fitness)
             except StopIteration as end:
-                best: Individual = end.value
-                return best
+                return end.value
             thinking = time.perf_counter() - began if self.optimizer.also else 0.0
             fitness = []
             for individual, entry, new in self._measured(generation, thinking):
@@ -100,16 +96,15 @@ class Search:
                 if fittest is None or (not entry.stopped_after and rank(entry) > rank(fittest[1])):
                     fittest = individual, entry
                 watch(individual, entry, new)
-                fitness.append(Fitness(rank(entry), self._by_question(entry, generation)))
+                questions: Sequence[float] = ()
+                if entry.examples and not guards.over(entry):
+                    part = self.evaluator.part(generation.part)
+                    questions = self.evaluator.by_question(entry.examples, part, entry.measure)
+                fitness.append(Fitness(rank(entry), questions))
             if self.cut:
                 best = fittest[0] if fittest is not None else Individual(self.optimizer.start, "start")
                 return self.optimizer.so_far or best
             self.generation += 1
-
-    def _by_question(self, entry: Entry, generation: Generation) -> list[float]:
-        if not entry.examples or guards.over(entry):
-            return []
-        return self.evaluator.by_question(entry.examples, self.evaluator.part(generation.part), entry.measure)
 
     def _measured(self, generation: Generation, thinking: float) -> Iterator[tuple[Individual, Entry, bool]]:
         """Each individual of a generation with its entry, and whether it was measured now, until the budget is spent.
@@ -126,8 +121,7 @@ class Search:
         results = self.measure_all(list(jobs.values()))
         for name, individual in zip(names, generation.individuals, strict=True):
             made = {"generation": self.generation, **vars(individual)}
-            new = jobs.pop(name, None) is not None
-            if new:
+            if new := jobs.pop(name, None) is not None:
                 # What an interrupted search spent before counts too; what it measured is not thrown away.
                 if self.spent[unit] >= most:
                     self.cut = True
@@ -148,19 +142,14 @@ class Search:
 
     def _job(self, individual: Individual, generation: Generation) -> Job:
         factors, part, measure = self.factors(individual), generation.part, generation.measure
-        job = Job(
-            factors,
-            part=part,
-            measure=measure,
-            cutoff=self._cutoff(generation),
-            settle=measure == "score" and guards.settles(self.plain.ended),
-        )
+        settle = measure == "score" and guards.settles(self.plain.ended)
+        job = Job(factors, part=part, measure=measure, cutoff=self._cutoff(generation), settle=settle)
         if measure != "score" or part is not None:
             return job
-        guarded_above = self.plain.fitness + 1e-9  # sums are rounded
+        above = self.plain.fitness + 1e-9  # sums are rounded
         if generation.cutoff is not None:
-            guarded_above = max(guarded_above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
-        return replace(job, guarded_above=guarded_above, plain_rows=self.plain.guard_rows)
+            above = max(above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
+        return replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)
 
     def _cutoff(self, generation: Generation) -> Cutoff | None:
         if not self.args.early_stopping or generation.cutoff is None or generation.measure != "score":
@@ -177,8 +166,7 @@ class Search:
         if known is None or not known.examples:
             job = Job(factors, guarded_above=-math.inf)
             if key != self.uniform(1.0).digest():
-                above = self.plain.fitness + 1e-9
-                job = replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)
+                job = replace(job, guarded_above=self.plain.fitness + 1e-9, plain_rows=self.plain.guard_rows)
             self.journal.record(key, {"origin": name, **self.measured(job)})
         return self.journal.entries[key]
 
@@ -275,9 +263,8 @@ def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Op
     """An optimiser with its flags, over the layers that are searched."""
     L, grid = evaluator.num_layers - args.skip, not args.continuous
     if L < 2:
-        raise UserError(
-            f"--skip {args.skip}: the model has {evaluator.num_layers} layers, and at least 2 must be left to scale"
-        )
+        left = f"the model has {evaluator.num_layers} layers, and at least 2 must be left to scale"
+        raise UserError(f"--skip {args.skip}: {left}")
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
     config = {each.name: getattr(args, each.name) for each in fields(kind.Config) if each.name in args}
     return kind(

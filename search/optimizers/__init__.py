@@ -19,5 +19,4 @@ def names() -> list[str]:
 
 def load(name: str) -> type[Optimizer]:
     """The optimiser of that name."""
-    optimizer: type[Optimizer] = import_module(f"{__name__}.{name}").OPTIMIZER
-    return optimizer
+    return import_module(f"{__name__}.{name}").OPTIMIZER

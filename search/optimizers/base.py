@@ -41,14 +41,12 @@ class Generation:
     """Individuals to be measured before the search goes on."""
 
     individuals: list[Individual]
-    """In the order in which their fitness is sent back."""
     part: tuple[int, int] | None = None
     """The first of the search examples on which they are measured, and the one after the last; None for all."""
     cutoff: tuple[Points, float] | None = None
     """An individual that was measured on the same examples, and a fitness; what is less fit may be given up early."""
     measure: Literal["score", "likelihood"] = "score"
-    """What their fitness is: the tasks' score, or the likelihood of the reference answers, in nats a token, with the
-    weights of the score. Nothing is given up early by its likelihood."""
+    """The tasks' score, or the likelihood of the reference answers, in nats a token, with the weights of the score."""
 
 
 Steps = Generator[Generation, Sequence[Fitness], Individual]
@@ -63,7 +61,7 @@ class Optimizer:
         config: the optimiser's settings.
         generations: generations after the initial one (T).
         start: the individual to set out from; by default Eq. 8.
-        seed: of everything random, so that it gives the same search anywhere.
+        seed: of everything random.
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
         examples: how many search examples there are of each task at least.
         measure: what few questions are measured by: ``score`` where the likelihood of the answers cannot be.
@@ -71,7 +69,6 @@ class Optimizer:
 
     Config: ClassVar[type[Config]] = Config
     title: ClassVar[str] = ""
-    """One line for ``--help``."""
     default_start: ClassVar[float] = Y_START
     """The factor in every layer that it sets out from without ``--start``."""
     free: ClassVar[bool] = False
@@ -81,9 +78,8 @@ class Optimizer:
     max_evaluations: int
     """The most individuals that it yields; a subclass sets it in ``_set_up``."""
     max_effort: float
-    """The same, in measurements on all search examples."""
+    """The same, in measurements on all search examples; ``expected_effort`` are about those that it will take."""
     expected_effort: float
-    """About how many of these it is likely to take, for the estimates of the time."""
     so_far: Individual | None = None
     """What it would end with now; None stands for the fittest."""
     said: str = ""
@@ -132,6 +128,5 @@ def drive(optimizer: Optimizer, measure: Callable[[Generation], Sequence[Any]]) 
         try:
             generation = steps.send(fitness)  # type: ignore[arg-type]
         except StopIteration as end:
-            best: Individual = end.value
-            return best
+            return end.value
         fitness = measure(generation)
