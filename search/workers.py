@@ -1,7 +1,6 @@
 """A search on several GPUs or machines: Ray actors, each with the model and the tasks loaded once.
 
-An individual is the unit of work. The driver hands one to each worker that is free, and takes the results in the order
-of asking. So a search measures the same whatever the number of workers, and whoever is lost on the way.
+The driver hands an individual to each worker that is free, and takes the results in the order of asking.
 """
 
 from __future__ import annotations
@@ -145,9 +144,8 @@ class Pool:
         own, node = packages(), described["node"]
         for name, version in described["packages"].items():
             if own.get(name) != version:
-                raise UserError(
-                    f"the worker on {node} has {name} {version}, not {own.get(name)}; install the driver's versions"
-                )
+                text = f"has {name} {version}, not {own.get(name)}; install the driver's versions"
+                raise UserError(f"the worker on {node} {text}")
         self._first = self._first or described
         if described["model"] != self._first["model"]:
             raise UserError(f"the worker on {node} has another model than the first worker")
