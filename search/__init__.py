@@ -41,8 +41,8 @@ def search(
         *tasks: as for ``lm_eval --tasks``; ``kv_retrieval`` by default.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
         preset: as the flag.
-        **flags: the command's other flags by name, such as ``model_args={"pretrained": "org/name"}``,
-            ``output="runs/mine"``, ``budget="10m"`` or ``positions=[0, 50, 100]``, each read as on the command line.
+        **flags: the command's other flags by name, such as ``model_args={"pretrained": "org/name"}``, ``budget="10m"``
+            or ``positions=[0, 50, 100]``, each read as on the command line.
 
     Raises:
         UserError: a flag that is not known, or what the command refuses.
@@ -50,7 +50,6 @@ def search(
 
     Example:
 
-        >>> from search import search
         >>> result = search("kv_retrieval", examples=12, held_out_examples=50)
         >>> result.factors.per_layer()
     """
@@ -71,5 +70,5 @@ def search(
     config.complete(args, kind)
     made = run.load(args, kind=kind)
     outcome = ga.run(made)
-    assert outcome is not None  # a plan alone is the command's
+    assert outcome is not None
     return Result(outcome.found, outcome.shown, verdict(made, outcome), made.journal.individuals, outcome, args.output)

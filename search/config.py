@@ -81,15 +81,14 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         seeds = f"{args.seed}-{args.search_seed}" if args.search_seed else f"{args.seed}"
         args.output = Path("runs") / f"{tasks}-{args.optimizer}-{seeds}"
     if "split" in args.metadata:
-        raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
+        raise UserError("--metadata split=...: a search takes its own splits; leave it out")
     if "positions" in args.metadata:
-        raise UserError("--metadata positions=...: a search weighs positions; give them as --positions and --lambdas")
+        raise UserError("--metadata positions=...: give them as --positions, with --lambdas")
     positions = ", ".join(f"{position:g}" for position in args.positions)
     if args.lambdas is None:
         args.lambdas = [1.0] * len(args.positions)
     if len(args.lambdas) != len(args.positions):
-        numbers = f"{len(args.lambdas)} weights for {len(args.positions)} --positions ({positions})"
-        raise UserError(f"--lambdas: {numbers}; expected one each")
+        raise UserError(f"--lambdas: {len(args.lambdas)} weights for the --positions {positions}; expected one each")
     if sorted({p for p in args.positions if 0 <= p <= 100}) != [*args.positions]:
         raise UserError(f"--positions: found {positions}; expected different percentages from 0 to 100 in rising order")
     if args.output.exists() and not args.output.is_dir():
@@ -97,10 +96,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     if (code := sorted(LOADS_CODE & args.gen_kwargs.keys())) and not args.model_args.get("trust_remote_code"):
-        raise UserError(
-            f"--gen_kwargs {code[0]}=...: runs code that comes with a model; if you trust it, add --model_args "
-            "trust_remote_code=True"
-        )
+        way = "if you trust it, add --model_args trust_remote_code=True"
+        raise UserError(f"--gen_kwargs {code[0]}=...: runs code that comes with a model; {way}")
     if args.engine == "vllm" and args.workers:
         raise UserError("--engine vllm: it answers alone; leave --workers out")
     if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):
@@ -134,10 +131,8 @@ def _start(args: argparse.Namespace, optimizer: type[Optimizer]) -> float | list
         way = f"add {also}--curve {kind}, or start from another file"
         raise UserError(f"--start {args.start}: holds a {kind} curve, and the search has a {args.curve} one; {way}")
     if factors.curve and list(factors.unscaled_layers) != list(range(args.skip)):
-        raise UserError(
-            f"--start {args.start}: leaves layers {list(factors.unscaled_layers)} unscaled, the search the first "
-            f"{args.skip}; let --skip fit the file"
-        )
+        layers = f"layers {list(factors.unscaled_layers)} unscaled, the search the first {args.skip}"
+        raise UserError(f"--start {args.start}: leaves {layers}; let --skip fit the file")
     return [list(point) if isinstance(point, tuple) else point for point in points]
 
 

@@ -43,10 +43,7 @@ CHECKS = 20
 
 @dataclass(frozen=True)
 class Measured:
-    """An individual's fitness and what it is made of, as an entry of the journal has it (``lpes_eval.entries``).
-
-    Of one that was given up, ``fitness`` and ``scores`` are those of the examples until then.
-    """
+    """What an entry of the journal has of a measurement; of one that was given up, the scores until then."""
 
     fitness: float
     scores: dict[str, float]
@@ -59,9 +56,9 @@ class Measured:
 class Evaluator:
     """Measures factors by tasks (``load_tasks``), on this machine.
 
-    The model is an lm-eval model over a transformers model; its weights and settings stay as they are. ``speed`` are
-    the further arguments of ``lpes_eval.engine.engine_for``. ``progress`` is called with the number of answers so far,
-    and of all, after every batch. ``PromptTooLong``: a prompt of a task by position would be cut.
+    The weights and settings of the lm-eval model stay as they are. ``speed`` are further arguments of ``engine_for``.
+    After every batch ``progress`` is called with the number of answers so far, and of all. ``PromptTooLong``: a prompt
+    of a task by position would be cut.
     """
 
     questions: list[list[tuple[Objective, int]]]
@@ -71,9 +68,9 @@ class Evaluator:
         self.lm, self.objectives = lm, list(objectives)
         self.progress: Callable[[int, int], None] = lambda answered, prompts: None
         self._requests = [request for objective in objectives for request in objective.task.instances]
-        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)  # lm-eval's own loop is slow
+        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)
         self.num_layers = self.engine.num_layers
-        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens  # of one individual
+        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
         self.columns = {column.name: (task, column) for task in objectives for column in task.columns}
         self._refuse_cut()
         self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests, in lm-eval's order
@@ -94,10 +91,8 @@ class Evaluator:
             text = f"{objective.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} "
             text += "tokens beside their answer"
             if objective.by_position:
-                raise PromptTooLong(
-                    f"{text}, and cut from the left the gold item would stand elsewhere; take shorter prompts, or a "
-                    "model with a longer window (--model_args max_length=N, if it has)"
-                )
+                way = "take shorter prompts, or a model with a longer window (--model_args max_length=N, if it has)"
+                raise PromptTooLong(f"{text}, and cut from the left the gold item would stand elsewhere; {way}")
             logger.warning("%s; lm-eval cuts them from the left", text)
 
     def in_order(self, order: Sequence[int]) -> list[list[int]]:
@@ -293,15 +288,13 @@ class Evaluator:
 
 
 def _value(shares: Shares, examples: Examples) -> float:
-    """What a question adds to the fitness."""
     return sum(share * examples[column][number] for column, number, share in shares)
 
 
 class _Racing:
     """An individual's race against the cutoff's, over the questions in an order drawn for it alone.
 
-    ``asked`` are the prompts that it took to give it up (others may have been answered in the same batch), and
-    ``partial`` fitness and scores of these; None until then.
+    ``asked`` are the prompts that it took to give it up, and ``partial`` fitness and scores of these, None until then.
     """
 
     partial: tuple[float, dict[str, float]] | None = None

@@ -1,8 +1,4 @@
-"""The command: ``python -m search.ga --tasks kv_retrieval`` searches layer factors for a model and writes them down.
-
-In this order: the plan, what there is to beat, the search, the factors file, and an evaluation on examples that the
-search has not seen. Everything is kept in one folder, from which the same command goes on.
-"""
+"""The command: ``python -m search.ga --tasks kv_retrieval`` searches layer factors for a model and writes them down."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"search: error: {error}", file=sys.stderr)
         status, goes_on = 2, isinstance(error.__cause__, OSError)  # the factors could not be written
     except OSError as error:
-        if error.filename is None and error.errno is None:  # not of a file: a library's own, which says what it is
+        if error.filename is None and error.errno is None:  # a library's own, not of a file
             raise
         print(f"search: error: {error.filename or (args and args.output)}: {error.strerror}", file=sys.stderr)
         status = 2
@@ -81,7 +77,7 @@ def run(search: Search) -> Outcome | None:
         outcome = Outcome(plain, best, search.factors(fittest))
         held_out = bool(search.held_out) and not outcome.nothing
         outcome.file = write_factors(search, outcome, "best_effort.json" if held_out else "")
-        pages.write(search, outcome, finished=not held_out)  # the search's, whatever becomes of the rest
+        pages.write(search, outcome, finished=not held_out)
         if held_out:
             outcome.held_out = evaluate_held_out(search, outcome.found)
             outcome.file = write_factors(search, outcome)
@@ -103,7 +99,7 @@ class BestSoFar:
     def __call__(self, individual: Individual, entry: Entry, new: bool) -> None:
         """Take in an individual; ``new`` if it was measured now."""
         search = self._search
-        if new:  # it goes on, with a larger budget perhaps
+        if new:
             (search.args.output / "report.json").unlink(missing_ok=True)
         if entry.failed or entry.measure != "score":
             return
@@ -134,7 +130,7 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
         return ""
     settings = dict(search.settings["search"])
     if args.curve == "free":
-        del settings["control_points"]  # there is one on every layer, whatever the flag says
+        del settings["control_points"]  # one on every layer
     unset = vars(read([]))
     settings |= {name: value for name in MEASURED if (value := getattr(args, name)) or value != unset[name]}
     fitness = search.settings["fitness"]
@@ -157,7 +153,7 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
         here = argparse.Namespace(**{**vars(args), "output": Path()})
         origin["proof"] = finite(pages.proof(held_out)) | {"command": reproduce_command(here, held_out.tasks, name)}
     replace(found, origin=origin).save(args.output / name)
-    if other:  # of the same search, before its held-out examples
+    if other:
         (args.output / other).unlink(missing_ok=True)
     return name
 

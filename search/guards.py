@@ -113,7 +113,7 @@ def load(
         changed = {"metrics": [metric] if metric else None, "metadata": options["metadata"] | size}
         return measured_by(load_tasks(evaluator.lm, [task], **options | changed))
 
-    if len(asked_for) == len(args.guard):  # nobody said none
+    if len(asked_for) == len(args.guard):
         by_position = [objective for objective in evaluator.objectives if objective.by_position]
         if by_position and all(o.task.OUTPUT_TYPE == "generate_until" for o in evaluator.objectives):
             guards.append(Guard("answers that end", ENDS_MAX_DROP, evaluator, ends=True))

@@ -67,7 +67,7 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         """Free the folder; there is nothing left to write."""
         try:
-            self._file.close()  # on a full disk it tries once more to write what is left
+            self._file.close()  # which fails on a full disk
         finally:
             self._lock.release()
 
@@ -97,10 +97,8 @@ class Journal:
             return None
         settings, self.entries, torn = entries.read(self._path)
         if settings is not None and (changes := _differences(settings, self.settings)):
-            raise UserError(
-                f"{self.folder}: was begun with other settings ({'; '.join(changes)}); "
-                "take these settings back, or another folder for a new search (--output)"
-            )
+            way = "take these settings back, or another folder for a new search (--output)"
+            raise UserError(f"{self.folder}: was begun with other settings ({'; '.join(changes)}); {way}")
         if torn:
             os.truncate(self._path, self._path.stat().st_size - torn)
             self.notes.append(f"{self._path}: the last line was torn off in writing and has been dropped")

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from search.tasks import Objective
     from search.workers import Pool
 
-Watch = Callable[[Individual, Entry, bool], None]
-"""Called for every individual: its entry in the journal, and whether it was measured now."""
-
 
 @dataclass
 class Search:
@@ -71,15 +68,15 @@ class Search:
         """The plain model's entry."""
         return self.journal.entries[self.uniform(1.0).digest()]
 
-    def run(self, watch: Watch) -> Individual:
+    def run(self, watch: Callable[[Individual, Entry, bool], None]) -> Individual:
         """Measure what the optimiser yields, until it is done or the budget spent; return what the search ends with.
 
-        What the journal knows is not measured again. Individuals that worsen a guard rank behind all others.
+        ``watch`` gets every individual, its entry in the journal, and whether it was measured now.
         """
         steps = self.optimizer.search()
-        fitness: list[Fitness] = None  # type: ignore[assignment]  # what a generator is sent first
+        fitness: list[Fitness] = None  # type: ignore[assignment]
         fittest: tuple[Individual, Entry] | None = None
-        counted: set[str] = set()  # factors that are asked for again cost nothing again
+        counted: set[str] = set()
         while True:
             began = time.perf_counter()
             try:
@@ -107,10 +104,7 @@ class Search:
             self.generation += 1
 
     def _measured(self, generation: Generation, thinking: float) -> Iterator[tuple[Individual, Entry, bool]]:
-        """Each individual of a generation with its entry, and whether it was measured now, until the budget is spent.
-
-        ``thinking`` are the seconds that the optimiser took to make the generation.
-        """
+        """Each individual with its entry, and whether it was measured now; ``thinking`` are the optimiser's seconds."""
         entries = self.journal.entries
         unit, most = self.args.budget or ("seconds", math.inf)
         names = [self.name(individual, generation) for individual in generation.individuals]
@@ -291,8 +285,6 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
     points = space.nearest(tuple((float(x), float(y)) for x, y in points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
-        raise UserError(
-            f"--start: {[list(point) for point in points]} is not searched; expected {space.d + 1} control points with "
-            f"{xs}, and for y {heights(args)}"
-        )
+        expected = f"{space.d + 1} control points with {xs}, and for y {heights(args)}"
+        raise UserError(f"--start: {[*map(list, points)]} is not searched; expected {expected}")
     return points

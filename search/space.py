@@ -45,11 +45,9 @@ class Space:
     def __post_init__(self) -> None:
         """Refuse what Eq. 10 leaves no room for."""
         if self.d < 1 or self.L < 2 or (self.grid and self.d > self.L - 1):
-            raise UserError(
-                f"{self.d + 1} control points do not fit {self.L} layer(s): on the grid their x are different whole "
-                f"numbers from 0 to {self.L - 1} (Table 9, Eq. 10); take fewer --control_points, or leave the grid "
-                "(--continuous)"
-            )
+            grid = f"on the grid their x are different whole numbers from 0 to {self.L - 1} (Table 9, Eq. 10)"
+            way = "take fewer --control_points, or leave the grid (--continuous)"
+            raise UserError(f"{self.d + 1} control points do not fit {self.L} layer(s): {grid}; {way}")
 
     @classmethod
     def free(cls, L: int, grid: bool = True) -> Space:

@@ -112,15 +112,13 @@ def load_tasks(
     Args:
         lm: the lm-eval model that will answer.
         tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
-        split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
-            by the same rule (``lpes_eval.data.splits.indices``).
+        split: ``search`` or ``held_out``; other projects' tasks are divided by the rule of ``lpes_eval.data.splits``.
         metadata: as lm-eval's ``--metadata``; so is ``include_path``.
         positions: of a task by position, the ones to ask at; None for all that it has.
-        lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``. Of
-            positions at the same place, the first one's counts.
+        lambdas: their weights (App. G), scaled to a sum of 1; equal by default, and with ``positions=None``.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
-        metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default the strict one of a task
-            that has two (``PositionTask.STRICT``), else its first.
+        metrics: ``METRIC`` or ``METRIC,FILTER`` for each of ``tasks``; by default ``PositionTask.STRICT``, else the
+            task's first.
         examples: use only so many of the split's examples.
         **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model.
 
@@ -144,7 +142,7 @@ def load_tasks(
         weight_of = dict(zip(positions, lambdas, strict=True))
     objectives: list[Objective] = []
     prompting |= {"split": split, "search_seed": search_seed, "examples": examples}
-    with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
+    with plugin.evaluating(lm):  # whose tokenizer measures the prompts
         for name, share, metric in zip(tasks, shares, metrics or [""] * len(tasks), strict=True):
             try:
                 loaded = manager.load(_resolve(manager, name))["tasks"]
@@ -202,8 +200,8 @@ def _listed(*folders: str) -> TaskManager:
 def _resolve(manager: TaskManager, name: str) -> list[Any]:
     """What ``name`` stands for, read as ``lm_eval --tasks`` reads it: names, or the configurations in YAML files.
 
-    lm-eval refuses a pattern that fits a group and members of it, as ``kv_retrieval*`` does; here such a pattern stands
-    for the tasks that it fits, and for groups and tags only where it fits no task.
+    A pattern stands for the tasks that it fits, and for groups and tags only where it fits no task; lm-eval refuses one
+    that fits both.
     """
     if name in manager.all_tasks:
         return [name]
@@ -266,13 +264,10 @@ def _build(
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=fewshot_random_seed)
     samples = None
-    if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
+    if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours
         if (shots := task.get_config("num_fewshot")) and _shows_what_it_asks(task):
-            raise UserError(
-                f"{task.task_name}: the {shots} examples before a question come from the split that is evaluated, so a "
-                "search would see held-out questions and their answers; take --num_fewshot 0, or a copy of the task "
-                "with another fewshot_split"
-            )
+            way = "take --num_fewshot 0, or a copy of the task with another fewshot_split"
+            raise UserError(f"{task.task_name}: the {shots} examples before a question may be held-out ones; {way}")
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
     left_out = task.left_out if isinstance(task, PositionTask) else {}
     limit, chat = None if samples is not None else examples, bool(apply_chat_template)

@@ -36,7 +36,7 @@ class Worker(Bench):
             os.chdir(folder)
         torch.set_num_threads(threads)
         super().__init__(Namespace(**args))
-        self.guards("search")  # whatever can be refused is refused now
+        self.guards("search")
         engine = self.evaluator("search").engine
         self._described: dict[str, Any] = {"node": os.uname().nodename, "packages": packages()}
         self._described |= {"model": engine.fingerprint(), "weights": engine.weights()}
@@ -54,14 +54,14 @@ class Pool:
         gpus, have = args.gpus_per_worker, ray.cluster_resources()
         cores = int(have.get("CPU", 1))
         room = int(have.get("GPU", 0) / gpus) if gpus else cores
-        if args.workers > room and not args.ray_address:  # a cluster may grow
+        if args.workers > room and not args.ray_address:
             raise UserError(f"--workers {args.workers}: this machine has room for {room} (--gpus_per_worker {gpus:g})")
         largest = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"])
         cpus = 1 if gpus else max(1, min(largest, cores // args.workers))
         actor: Any = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
         own = {**vars(args), "workers": None, "ray_address": None, "output": None}
         self._workers = [actor.remote(own, os.getcwd(), cpus) for _ in range(args.workers)]
-        self._starting: dict[Any, Any] = {}  # what each worker says of itself, once it is there
+        self._starting: dict[Any, Any] = {}
         for worker in self._workers:
             self._begin(worker)
         self._idle: deque[Any] = deque()
@@ -108,7 +108,8 @@ class Pool:
                             else:
                                 results[job] = {"failed": f"{DEATHS} workers died while they measured it"}
                 yield results.pop(number)
-        finally:  # whoever is at work on what nobody waits for is free when it answers again
+        finally:
+            # whoever is at work on what nobody waits for is free when it answers again
             for _, worker in running.values():
                 self._begin(worker)
 
@@ -153,7 +154,8 @@ class Pool:
 
 def start_ray(address: str | None) -> Any:
     """The module ``ray``, joined to the cluster at ``address`` or to one on this machine alone."""
-    if not address:  # the name is of another system's; what it does is to bind every port to 127.0.0.1
+    if not address:
+        # the name is of another system's; what it does is to bind every port to 127.0.0.1
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
@@ -164,9 +166,9 @@ def start_ray(address: str | None) -> Any:
     if ray.is_initialized():
         return ray
     dashboard = None if address else False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": dashboard}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        ray.init(address=address or "local", **options)
+        ray.init(address=address or "local", include_dashboard=dashboard, **options)
     except Exception as error:  # of several classes, one of which is Exception itself
         where = "--workers: Ray did not start on this machine"
         if address:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from lpes_eval.errors import UserError
 from search.space import Y_START, Individual, Points, Space
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ def setting(default: Any, type: Any, help: str, metavar: str = "N") -> Any:
 
 
 class Fitness(float):
-    """An individual's fitness, higher is better; ``questions`` has what each question came to, and their mean is it.
+    """An individual's fitness, higher is better: the mean of what its ``questions`` came to.
 
-    There are no questions where the fitness is no mean, and where an individual was given up or worsens a guard.
+    There are none where it is no mean, and where an individual was given up or worsens a guard.
     """
 
     questions: Sequence[float]
@@ -49,8 +51,8 @@ class Generation:
     """The tasks' score, or the likelihood of the reference answers, in nats a token, with the weights of the score."""
 
 
-Steps = Generator[Generation, Sequence[Fitness], Individual]
-"""Yields generations, is sent their fitness (higher is better), and returns the individual that it ends with."""
+Steps = Generator[Generation, Sequence[Fitness], T]
+"""Yields generations, is sent their fitness (higher is better), and returns what it ends with."""
 
 
 class Optimizer:
@@ -59,7 +61,7 @@ class Optimizer:
     Args:
         space: the control points that may be searched.
         config: the optimiser's settings.
-        generations: generations after the initial one (T).
+        generations: after the initial one (T).
         start: the individual to set out from; by default Eq. 8.
         seed: of everything random.
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
@@ -70,7 +72,6 @@ class Optimizer:
     Config: ClassVar[type[Config]] = Config
     title: ClassVar[str] = ""
     default_start: ClassVar[float] = Y_START
-    """The factor in every layer that it sets out from without ``--start``."""
     free: ClassVar[bool] = False
     """Whether it searches one factor a layer, whatever ``--curve`` says."""
     descends: ClassVar[bool] = False
@@ -116,7 +117,7 @@ class Optimizer:
     def settle(cls, args: Namespace) -> None:
         """Set the flags that this optimiser decides itself; ``UserError`` names one that it cannot search with."""
 
-    def search(self) -> Steps:
+    def search(self) -> Steps[Individual]:
         """The search, from its first generation to the individual that it ends with."""
         raise NotImplementedError
 

@@ -85,12 +85,6 @@ def short(difference: Difference) -> str:
     return f"{difference.difference:+.4f}{interval}"
 
 
-def share(place: dict[str, Any]) -> str:
-    """A score at a position, and its interval, in percent."""
-    ends = "{:.0f} to {:.0f}".format(*(100 * end for end in place["interval"])) if place["interval"] else "–"
-    return f"{100 * place['score']:.0f} ({ends})"
-
-
 @cache
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -101,7 +95,6 @@ def _templates() -> Any:
         "direction": direction,
         "label": label,
         "p_value": p_value,
-        "share": share,
         "mean": lambda scores, task: sum(scores[column.name] for column in task.columns) / len(task.columns),
         "short": short,
         "thousands": "{:,}".format,
@@ -116,7 +109,6 @@ def render(template: str, **values: Any) -> str:
 
 
 def _of(search: Search) -> dict[str, Any]:
-    """What the templates know of a search."""
     return {
         "search": search,
         "args": search.args,
@@ -142,7 +134,7 @@ def duration(search: Search) -> str:
     """How long the search may take, by two batches that are answered now."""
     prompts, taken = (search.pool or search.bench).time_two_batches()
     also = f", not counting {search.optimizer.also}" if search.optimizer.also else ""
-    effort = search.optimizer.expected_effort + 1  # the plain model
+    effort = search.optimizer.expected_effort + 1
     return f"Time         {prompts} prompts took {seconds(taken)}, so {_time(search, effort, taken / prompts)}{also}\n"
 
 
@@ -203,12 +195,9 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
         if not others and search.optimizer.said:  # it says what it would have seen
             return []
         other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
-    gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
-    return [
-        f"{task.title}: a gain of less than {gain:.4f} may have gone unseen on these {where}."
-        for task, gain in gains
-        if gain is not None
-    ]
+    gains = {task.title: smallest_gain(task, plain, other) for task in tasks}
+    text = "{}: a gain of less than {:.4f} may have gone unseen on these {}."
+    return [text.format(title, gain, where) for title, gain in gains.items() if gain is not None]
 
 
 def summary(search: Search, outcome: Outcome) -> str:
@@ -228,7 +217,6 @@ def summary(search: Search, outcome: Outcome) -> str:
 
 
 def _totals(search: Search) -> dict[str, Any]:
-    """What the individuals of a search came to together."""
     individuals = search.journal.individuals
     return {
         "evaluated": len(individuals),
@@ -254,7 +242,8 @@ def proof(held_out: HeldOut) -> dict[str, Any]:
         }
         for (task, name), comparison in held_out.comparisons.items()
     ]
-    return {"differences": differences, "guards": {name: guard.to_dict() for name, guard in held_out.guards.items()}}
+    guarded = {name: guard.to_dict() for name, guard in held_out.guards.items()}
+    return {"differences": differences, "guards": guarded}
 
 
 def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
