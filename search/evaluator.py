@@ -67,7 +67,7 @@ class Evaluator:
     def __init__(self, lm: Any, objectives: Sequence[Objective], **speed: Any) -> None:
         self.lm, self.objectives = lm, list(objectives)
         self.progress: Callable[[int, int], None] = lambda answered, prompts: None
-        self._requests = [request for objective in objectives for request in objective.task.instances]
+        self._requests = [request for task in objectives for request in task.task.instances]
         self.engine, self.slow_because = engine_for(lm, self._requests, **speed)
         self.num_layers = self.engine.num_layers
         self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
@@ -77,33 +77,33 @@ class Evaluator:
         for i, request in sorted(enumerate(self._requests), key=lambda pair: pair[1].idx):
             self._numbers.setdefault((request.task_name, request.doc_id), []).append(i)
         questions: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
-        for objective in objectives:
-            for number, question in enumerate(objective.questions):
-                questions.setdefault((objective.name, question), []).append((objective, number))
+        for task in objectives:
+            for number, question in enumerate(task.questions):
+                questions.setdefault((task.name, question), []).append((task, number))
         self.questions = list(questions.values())
 
     def _refuse_cut(self) -> None:
         cut = iter(self.engine.cut)
-        for objective in self.objectives:
-            prompts = len(objective.task.instances)
+        for task in self.objectives:
+            prompts = len(task.task.instances)
             if not (number := sum(islice(cut, prompts))):
                 continue
-            text = f"{objective.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} "
+            text = f"{task.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} "
             text += "tokens beside their answer"
-            if objective.by_position:
+            if task.by_position:
                 way = "take shorter prompts, or a model with a longer window (--model_args max_length=N, if it has)"
                 raise PromptTooLong(f"{text}, and cut from the left the gold item would stand elsewhere; {way}")
             logger.warning("%s; lm-eval cuts them from the left", text)
 
-    def in_order(self, order: Sequence[int]) -> list[list[int]]:
-        """The requests, by number, of each question in ``order``."""
+    def in_order(self, part: Sequence[int] | None) -> list[list[int]]:
+        """The requests, by number, of each of these questions (None: all)."""
         return [
-            [i for objective, number in self.questions[u] for i in self._numbers[objective.name, number]] for u in order
+            [i for task, number in self.questions[u] for i in self._numbers[task.name, number]] for u in self._all(part)
         ]
 
     def asked(self, part: Sequence[int] | None) -> int:
         """How many prompts some of the questions have (None: all)."""
-        return self.prompts if part is None else sum(map(len, self.in_order(part)))
+        return sum(map(len, self.in_order(part)))
 
     def part(self, examples: tuple[int, int] | None) -> list[int] | None:
         """The questions of every task's examples from the first of these numbers to before the second; None for all."""
@@ -139,7 +139,7 @@ class Evaluator:
     @property
     def has_likelihood(self) -> bool:
         """Whether ``likelihood`` can be measured: of generated answers, by transformers."""
-        written = all(objective.task.OUTPUT_TYPE == "generate_until" for objective in self.objectives)
+        written = all(task.task.OUTPUT_TYPE == "generate_until" for task in self.objectives)
         return written and "engine" not in self.engine.identity
 
     def __call__(
@@ -172,11 +172,10 @@ class Evaluator:
     def _settled(self, i: int, answer: str) -> bool:
         """Whether nothing can change the score of a request's answer any more."""
         request = self._requests[i]
-        [objective] = [each for each in self.objectives if each.name == request.task_name]
-        task = objective.task
-        if not isinstance(task, PositionTask) or not objective.by_position or objective.filter != "none":
+        [task] = [each for each in self.objectives if each.name == request.task_name]
+        if not isinstance(own := task.task, PositionTask) or not task.by_position or task.filter != "none":
             return False
-        return task.settled(objective.metric, request.doc, task.positions[request.idx], answer)
+        return own.settled(task.metric, request.doc, own.positions[request.idx], answer)
 
     def _answers(
         self, order: Sequence[Sequence[int]] | None, race: _Racing | None, settled: Callable[[int, str], bool] | None
@@ -205,33 +204,33 @@ class Evaluator:
         for request, responses in zip(self._requests, answers, strict=True):
             request.resps, request.filtered_resps = responses or [""], {}
         examples: dict[str, list[Any]] = {name: [] for name in self.columns}
-        for objective in self.objectives:
-            objective.task.apply_filters()
-            for number, doc in enumerate(objective.docs):
-                numbers = self._numbers[objective.name, number]
-                metrics = scored.get((objective.name, number))
+        for task in self.objectives:
+            task.task.apply_filters()
+            for number, doc in enumerate(task.docs):
+                numbers = self._numbers[task.name, number]
+                metrics = scored.get((task.name, number))
                 if metrics is None and all(answers[i] for i in numbers):
-                    filtered = [self._requests[i].filtered_resps[objective.filter] for i in numbers]
-                    metrics = objective.task.process_results(copy.deepcopy(doc), filtered)
-                    scored[objective.name, number] = metrics
-                for column in objective.columns:
+                    filtered = [self._requests[i].filtered_resps[task.filter] for i in numbers]
+                    metrics = task.task.process_results(copy.deepcopy(doc), filtered)
+                    scored[task.name, number] = metrics
+                for column in task.columns:
                     if metrics is not None and column.metric not in metrics:
                         has = ", ".join(metrics)
-                        raise UserError(f"{objective.name} has no metric {column.metric!r}; it has {has}")
+                        raise UserError(f"{task.name} has no metric {column.metric!r}; it has {has}")
                     examples[column.name].append(None if metrics is None else metrics[column.metric])
         return examples
 
     def score(self, examples: Examples, seconds: float = 0.0, ended: Sequence[int | None] = ()) -> Measured:
         """Fitness and scores of what the examples got; those that were not asked (None) do not count."""
         scores = {}
-        for name, (objective, column) in self.columns.items():
+        for name, (task, column) in self.columns.items():
             values = [value for value in examples[name] if value is not None]
-            scores[name] = float(objective.aggregation(column)(values))
+            scores[name] = float(task.aggregation(column)(values))
         return Measured(self.weighted(scores), scores, examples, seconds, ended=list(ended))
 
     def weighted(self, scores: Mapping[str, float]) -> float:
         """The fitness of these columns' scores."""
-        return sum(column.weight * objective.sign * scores[name] for name, (objective, column) in self.columns.items())
+        return sum(column.weight * task.sign * scores[name] for name, (task, column) in self.columns.items())
 
     def likelihood(self, factors: Sequence[float] | Factors, part: Sequence[int] | None = None) -> Measured:
         """The mean log-likelihood of the reference answers' tokens as the scores: one pass a prompt, no decoding."""
@@ -240,10 +239,10 @@ class Evaluator:
         self.engine.set_factors(factors.per_layer(self.num_layers))
         examples: dict[str, list[Any]] = {name: [None] * len(task.docs) for name, (task, _) in self.columns.items()}
         for u in self._all(part):
-            for objective, number in self.questions[u]:
-                both = zip(self._numbers[objective.name, number], objective.columns, strict=True)
-                pairs = [gold_answer(self.lm, objective, self._requests[i], column.position) for i, column in both]
-                for column, value in zip(objective.columns, log_likelihoods(self.lm.model, pairs), strict=True):
+            for task, number in self.questions[u]:
+                both = zip(self._numbers[task.name, number], task.columns, strict=True)
+                pairs = [gold_answer(self.lm, task, self._requests[i], column.position) for i, column in both]
+                for column, value in zip(task.columns, log_likelihoods(self.lm.model, pairs), strict=True):
                     examples[column.name][number] = value
         scores = {name: mean([v for v in values if v is not None]) for name, values in examples.items()}
         fitness = sum(column.weight * scores[name] for name, (_, column) in self.columns.items())
@@ -263,9 +262,9 @@ class Evaluator:
         for request in self._requests:
             if draws(self.lm, [request]):
                 return f"{request.task_name} draws its answers at random"
-        for objective, column in self.columns.values():
-            if objective.metric not in BOUNDED or objective.aggregation(column) is not mean:
-                return f"{column.metric} of {objective.name} is not known to be a mean of values from 0 to 1"
+        for task, column in self.columns.values():
+            if task.metric not in BOUNDED or task.aggregation(column) is not mean:
+                return f"{column.metric} of {task.name} is not known to be a mean of values from 0 to 1"
         return None
 
     def describe(self) -> dict[str, Any]:
@@ -274,16 +273,16 @@ class Evaluator:
         return {
             "tasks": [
                 {
-                    "task": objective.name,
-                    "version": str(objective.task.VERSION),
-                    "weights": {column.metric: column.weight for column in objective.columns},
-                    "filter": objective.filter,
-                    **({"lower_is_better": True} if objective.sign < 0 else {}),
-                    "examples": len(objective.docs),
+                    "task": task.name,
+                    "version": str(task.task.VERSION),
+                    "weights": {column.metric: column.weight for column in task.columns},
+                    "filter": task.filter,
+                    **({"lower_is_better": True} if task.sign < 0 else {}),
+                    "examples": len(task.docs),
                 }
-                for objective in self.objectives
+                for task in self.objectives
             ],
-            "requests_sha256": sha256([requests, [objective.docs for objective in self.objectives]]),
+            "requests_sha256": sha256([requests, [task.docs for task in self.objectives]]),
         }
 
 

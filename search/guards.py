@@ -45,7 +45,7 @@ class Guard:
         """Every question's score under ``factors``, which the search ``measured``; None where it was not asked."""
         evaluator, rows = self.evaluator, list[Any]()
         if self.ends:
-            rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
+            rows = [[measured.ended[i] for i in numbers] for numbers in evaluator.in_order(None)]
         else:
             guarded = evaluator(factors, settle=settle)
             for question in evaluator.questions:

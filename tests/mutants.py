@@ -160,8 +160,8 @@ MUTANTS = {
     ),
     "a search refuses prompts by position that do not fit, and does not cut them": Mutant(
         "search/evaluator.py",
-        "if objective.by_position:",
-        "if not objective:",
+        "if task.by_position:",
+        "if not task:",
         (f"{SEARCH}/test_evaluator.py::test_prompts_that_would_be_cut_are_refused_by_position_and_counted_elsewhere",),
     ),
     # -- numbers over positions
@@ -296,7 +296,7 @@ MUTANTS = {
     ),
     "other examples are another fitness": Mutant(
         "search/evaluator.py",
-        "sha256([requests, [objective.docs for objective in self.objectives]])",
+        "sha256([requests, [task.docs for task in self.objectives]])",
         "sha256([])",
         (f"{SEARCH}/test_evaluator.py::test_other_prompts_documents_weights_or_another_model_are_another_fitness",),
     ),
