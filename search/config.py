@@ -1,7 +1,4 @@
-"""The command line of ``python -m search.ga``: what its flags mean together, and what is refused at once.
-
-Nothing here needs a model, so ``--help`` and a refusal come within a second.
-"""
+"""The command line of ``python -m search.ga``: what its flags mean together, and what is refused before any model."""
 
 from __future__ import annotations
 
@@ -49,7 +46,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def prepare_process() -> None:
     """Silence what would stand between a command's lines, and let a cluster's notice end it as Ctrl-C does."""
-    for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "LMEVAL_LOG_LEVEL": "ERROR"}.items():
+    quiet = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "LMEVAL_LOG_LEVEL": "ERROR"}
+    for name, value in quiet.items():
         os.environ.setdefault(name, value)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -84,12 +82,13 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--metadata split=...: a search takes its own splits; leave it out")
     if "positions" in args.metadata:
         raise UserError("--metadata positions=...: give them as --positions, with --lambdas")
-    positions = ", ".join(f"{position:g}" for position in args.positions)
     if args.lambdas is None:
         args.lambdas = [1.0] * len(args.positions)
     if len(args.lambdas) != len(args.positions):
-        raise UserError(f"--lambdas: {len(args.lambdas)} weights for the --positions {positions}; expected one each")
+        numbers = f"{len(args.lambdas)} weights for {len(args.positions)} --positions"
+        raise UserError(f"--lambdas: {numbers}; expected one each")
     if sorted({p for p in args.positions if 0 <= p <= 100}) != [*args.positions]:
+        positions = ", ".join(f"{position:g}" for position in args.positions)
         raise UserError(f"--positions: found {positions}; expected different percentages from 0 to 100 in rising order")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")

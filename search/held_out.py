@@ -65,13 +65,13 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     if uniform.digest() != found.digest():
         factors[search.pi(uniform.per_layer(search.evaluator.num_layers)[-1])] = uniform
     factors[FOUND] = found
-    settle, rows = guards.settles(search.plain.ended), None
+    settle, plain_rows = guards.settles(search.plain.ended), None
     measured: dict[str, Entry] = {}
     for name, values in factors.items():  # the plain model first
         above = -math.inf if name in (PLAIN, FOUND) else math.inf
-        job = Job(values, "held_out", settle=settle, guarded_above=above, plain_rows=rows)
+        job = Job(values, "held_out", settle=settle, guarded_above=above, plain_rows=plain_rows)
         measured[name] = _measure(search, name, job)
-        rows = measured[PLAIN].guard_rows
+        plain_rows = measured[PLAIN].guard_rows
     comparisons = {}
     for task in tasks:
         rows = {name: _matrix(task, entry.examples) for name, entry in measured.items()}

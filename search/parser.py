@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--continuous", action="store_true", help="search off the grid of Table 9 (1 in x, 0.1 in y)")
     add("--skip", type=at_least(0), default=0, metavar="N", help="leave the first N layers unscaled (the preprint: 2)")
     add("--start", metavar="Y|FILE",
-        help="what the search starts from: the same Y in every layer (default: 1 for layers, 1.5, Eq. 8, for others), "
+        help="where to start: the same Y in every layer (default: 1 for layers, 1.5, Eq. 8, for others), "
         "or the control points of a factors file, moved to the grid unless --continuous")
     add("--generations", type=at_least(0), default=20, metavar="T", help="T, generations after the initial one")
     add("--epochs", dest="generations", type=at_least(0), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -127,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--workers", type=at_least(1), metavar="N", help="processes that measure one individual each")
     add("--gpus_per_worker", type=amount, default=0.0, metavar="N",
         help="GPUs of each worker, 0.5 for half of one (default: none, the workers share the cores)")
-    add("--ray_address", metavar="ADDRESS", help="a running cluster to join: auto or HOST:PORT (default: Ray here)")
+    add("--ray_address", metavar="ADDRESS", help="a running cluster to join: auto or HOST:PORT (default: a new one)")
 
     add = parser.add_argument_group("what it may cost").add_argument
     add("--budget", type=budget, metavar="10m|2h|20000prompts",

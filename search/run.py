@@ -226,7 +226,7 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
     kind = kind or optimizers.load(args.optimizer)
     bench = Bench(args, lm, whole=not args.workers or kind.descends)
     evaluator, pool = bench.evaluator("search"), None
-    if args.held_out_examples:  # before the search, as they may be refused
+    if args.held_out_examples:
         try:
             bench.objectives("held_out")
         except UserError as error:

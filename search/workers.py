@@ -32,7 +32,7 @@ class Worker(Bench):
     def __init__(self, args: dict[str, Any], folder: str, threads: int) -> None:
         import torch
 
-        with suppress(OSError):  # a machine without this folder needs none, or says what it misses
+        with suppress(OSError):  # a machine may need no such folder
             os.chdir(folder)
         torch.set_num_threads(threads)
         super().__init__(Namespace(**args))

@@ -42,9 +42,8 @@ class GeneticAlgorithm(Optimizer):
         >>> [y for _, y in best.points]
         [1.2, 1.2, 1.2, 1.2]
 
-    Both children of a crossover are measured; the fitter one enters the next population. Parents keep their fitness:
-    answers are decoded greedily, so measuring it again would give the same number. Ties are broken at random, anew in
-    each generation: where all are equally fit, the population drifts and is not stuck.
+    Both children of a crossover are measured; the fitter one enters the next population. Parents keep their fitness.
+    Ties are broken at random, anew in each generation.
     """
 
     Config = GeneticConfig

@@ -192,7 +192,7 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
         tasks, where, plain = search.evaluator.objectives, "search examples", outcome.plain
         individuals = (one for one in search.journal.individuals if one.examples and one.measure == "score")
         others = [entry for entry in individuals if entry.factor != 1.0]
-        if not others and search.optimizer.said:  # it says what it would have seen
+        if not others and search.optimizer.said:
             return []
         other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
     gains = {task.title: smallest_gain(task, plain, other) for task in tasks}
