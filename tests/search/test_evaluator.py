@@ -212,7 +212,7 @@ def test_other_prompts_documents_weights_or_another_model_are_another_fitness(to
         assert Evaluator(toy_lm, other).describe() != before
     model = evaluator.engine.fingerprint()
     projection = toy_lm.model.model.layers[1].mlp.up_proj
-    monkeypatch.setattr(projection, "weight", torch.nn.Parameter(projection.weight + 1))
+    monkeypatch.setitem(projection._parameters, "weight", torch.nn.Parameter(projection.weight + 1))
     assert evaluator.engine.fingerprint() != model
 
 
