@@ -18,8 +18,7 @@ class Result:
     """What a search came to.
 
     ``shown`` and ``verdict`` say whether the factors are worth using: better than the plain model, beyond chance where
-    held-out examples say so, and no guard made worse. ``history`` has the journal's entry of every individual, as they
-    were measured; ``outcome`` has the scores, ``folder`` the files.
+    held-out examples say so, and no guard made worse. ``history`` are the individuals, ``outcome`` has the scores.
     """
 
     factors: Factors
@@ -42,8 +41,8 @@ def search(
         *tasks: as for ``lm_eval --tasks``; ``kv_retrieval`` by default.
         optimizer: the name of an optimiser, or a subclass of ``search.optimizers.base.Optimizer``.
         preset: as the flag.
-        **flags: the command's other flags by name, such as ``model_args={"pretrained": "org/name"}``,
-            ``output="runs/mine"``, ``budget="10m"`` or ``positions=[0, 50, 100]``, each read as on the command line.
+        **flags: the command's other flags by name, such as ``model_args={"pretrained": "org/name"}``, ``budget="10m"``
+            or ``positions=[0, 50, 100]``, each read as on the command line.
 
     Raises:
         UserError: a flag that is not known, or what the command refuses.
@@ -51,7 +50,6 @@ def search(
 
     Example:
 
-        >>> from search import search
         >>> result = search("kv_retrieval", examples=12, held_out_examples=50)
         >>> result.factors.per_layer()
     """
@@ -61,8 +59,7 @@ def search(
     from search.report.pages import verdict
 
     kind = optimizer if isinstance(optimizer, type) else None
-    named = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer}
-    flags |= {name: value for name, value in named.items() if value is not None} | {"preset": preset}
+    flags = {"tasks": list(tasks) or None, "optimizer": None if kind else optimizer, "preset": preset} | flags
     try:
         args = config.read(words(flags))
     except UserError as error:
@@ -73,5 +70,5 @@ def search(
     config.complete(args, kind)
     made = run.load(args, kind=kind)
     outcome = ga.run(made)
-    assert outcome is not None  # a plan alone is the command's
+    assert outcome is not None
     return Result(outcome.found, outcome.shown, verdict(made, outcome), made.journal.individuals, outcome, args.output)

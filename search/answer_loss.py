@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,10 +36,7 @@ class AnswerLoss:
 
     def choose(self, uniform: float, other: float) -> tuple[int, int]:
         """A column, by weight, and an example in it, evenly, from two numbers in [0, 1)."""
-        part = 0
-        while part < len(self._weights) - 1 and uniform >= self._weights[part]:
-            uniform -= self._weights[part]
-            part += 1
+        part = min(bisect(list(accumulate(self._weights)), uniform), len(self._weights) - 1)
         return part, int(other * len(self._examples[part]))
 
     def __call__(self, factors: Sequence[float], numbers: Sequence[tuple[int, int]]) -> tuple[float, list[float]]:

@@ -1,8 +1,4 @@
-"""Where a search measures: the model, its tasks and guards, and an individual's whole measurement.
-
-A search has one of them, and so has each of its workers (``search.workers``), made from the same command line: so both
-measure the same.
-"""
+"""Where a search, and each of its workers, measures: the model, its tasks and guards, and a whole measurement."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import argparse
 import logging
 import math
 import os
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -61,12 +58,10 @@ class Bench:
             measured = evaluator(job.factors, job.cutoff, part, settle=job.settle)
         per_layer = job.factors.per_layer(evaluator.num_layers)
         if job.split == "search" and not math.isfinite(measured.fitness):
-            bad = ", ".join(f"{name} ({value})" for name, value in measured.scores.items() if not math.isfinite(value))
-            raise UserError(
-                f"the fitness of factors {', '.join(f'{s:g}' for s in per_layer)} is {measured.fitness}, by "
-                f"{bad or 'its weights'}; take a metric that is always finite (--metrics) or, if the model overflows, "
-                "a wider dtype (--model_args dtype=float32)"
-            )
+            factors = ", ".join(f"{s:g}" for s in per_layer)
+            bad = ", ".join(name for name, value in measured.scores.items() if not math.isfinite(value))
+            way = "take another metric (--metrics) or, if the model overflows, --model_args dtype=float32"
+            raise UserError(f"the fitness of factors {factors} is {measured.fitness}, by {bad or 'its weights'}; {way}")
         scaled = set(per_layer[self.args.skip :])
         data: dict[str, Any] = {
             **vars(measured),
@@ -75,14 +70,14 @@ class Bench:
             "factor": scaled.pop() if len(scaled) == 1 and job.split == "search" else None,
         }
         if watched and not measured.stopped_after and measured.fitness > job.guarded_above:
-            before = sum(guard.seconds for guard in watched)
+            began = time.perf_counter()
             rows = {guard.name: guard.rows(job.factors, measured, job.settle) for guard in watched}
+            data["seconds"] += time.perf_counter() - began
             if job.plain_rows is None:
                 data["guard_rows"] = rows
             else:
                 data["guards"] = {g.name: g.check(job.plain_rows[g.name], rows[g.name]) for g in watched}
-            data["guard_prompts"] = sum(guard.prompts for guard in watched)
-            data["seconds"] += sum(guard.seconds for guard in watched) - before
+            data["guard_prompts"] = sum(guard.evaluator.prompts for guard in watched if not guard.ends)
         return data | {"seconds": round(data["seconds"], 3)}
 
     def time_two_batches(self) -> tuple[int, float]:
@@ -103,17 +98,15 @@ class WithoutWeights(LPES):
 def load_model(args: argparse.Namespace, whole: bool = True) -> Any:
     """The ``lpes`` model, as lm-eval would load it; not ``whole``, without weights, which its workers have."""
     if (processes := os.environ.get("WORLD_SIZE", "1")) != "1":
-        raise UserError(
-            f"a search is one process, and this is one of {processes}; start it with python -m search.ga. One model on "
-            "several GPUs: --model_args parallelize=True; several searches at once: another --seed on each GPU"
-        )
+        way = "start it with python -m search.ga (one model on several GPUs: --model_args parallelize=True)"
+        raise UserError(f"a search is one process, and this is one of {processes}; {way}")
     if "factors" in args.model_args:
         raise UserError("--model_args factors=...: a search makes its own factors; leave them out")
     for name in args.model_args.keys() & {"batch_size", "device"}:
         raise UserError(f"--model_args {name}=...: is a flag of its own; give it as --{name}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     kind, device = LPES, args.device
-    if args.engine == "vllm":  # which finds its own
+    if args.engine == "vllm":
         device = "cpu"
     if not whole and not WHOLE & args.model_args.keys():
         kind, device = WithoutWeights, "cpu"

@@ -1,7 +1,4 @@
-"""The command line of ``python -m search.ga``: what its flags mean together, and what is refused at once.
-
-Nothing here needs a model, so ``--help`` and a refusal come within a second.
-"""
+"""The command line of ``python -m search.ga``: what its flags mean together, and what is refused before any model."""
 
 from __future__ import annotations
 
@@ -35,25 +32,11 @@ WHOLE = {"autogptq", "delta", "gguf_file", "gptqmodel", "load_in_4bit", "load_in
 """Arguments of models that cannot be put together without their weights."""
 
 
-def defaults(preset: str = "default") -> argparse.Namespace:
-    """Every flag's value where it is not given."""
-    return argparse.Namespace(**vars(build_parser().parse_args([])) | PRESETS[preset] | {"preset": preset})
-
-
-def given(argv: Sequence[str]) -> dict[str, Any]:
-    """The flags that stand on the command line, and nothing else."""
-    parser = build_parser()
-    if {"-h", "--help"} & {*argv}:
-        parser.parse_args(["--help"])  # with all defaults
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS
-    return vars(parser.parse_args(argv))
-
-
 def read(argv: Sequence[str]) -> argparse.Namespace:
     """Every flag's value: what is given overrides the preset."""
-    flags = given(argv)
-    return argparse.Namespace(**vars(defaults(flags.get("preset", "default"))) | flags)
+    parser = build_parser()
+    parser.set_defaults(**PRESETS[parser.parse_args(argv).preset])
+    return parser.parse_args(argv)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -63,7 +46,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def prepare_process() -> None:
     """Silence what would stand between a command's lines, and let a cluster's notice end it as Ctrl-C does."""
-    for name, value in {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "LMEVAL_LOG_LEVEL": "ERROR"}.items():
+    quiet = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error", "LMEVAL_LOG_LEVEL": "ERROR"}
+    for name, value in quiet.items():
         os.environ.setdefault(name, value)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -95,26 +79,24 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         seeds = f"{args.seed}-{args.search_seed}" if args.search_seed else f"{args.seed}"
         args.output = Path("runs") / f"{tasks}-{args.optimizer}-{seeds}"
     if "split" in args.metadata:
-        raise UserError("--metadata split=...: a search takes its own split, and then the held-out one; leave it out")
+        raise UserError("--metadata split=...: a search takes its own splits; leave it out")
     if "positions" in args.metadata:
-        raise UserError("--metadata positions=...: a search weighs positions; give them as --positions and --lambdas")
-    positions = ", ".join(f"{position:g}" for position in args.positions)
+        raise UserError("--metadata positions=...: give them as --positions, with --lambdas")
     if args.lambdas is None:
         args.lambdas = [1.0] * len(args.positions)
     if len(args.lambdas) != len(args.positions):
-        numbers = f"{len(args.lambdas)} weights for {len(args.positions)} --positions ({positions})"
+        numbers = f"{len(args.lambdas)} weights for {len(args.positions)} --positions"
         raise UserError(f"--lambdas: {numbers}; expected one each")
     if sorted({p for p in args.positions if 0 <= p <= 100}) != [*args.positions]:
+        positions = ", ".join(f"{position:g}" for position in args.positions)
         raise UserError(f"--positions: found {positions}; expected different percentages from 0 to 100 in rising order")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     if (code := sorted(LOADS_CODE & args.gen_kwargs.keys())) and not args.model_args.get("trust_remote_code"):
-        raise UserError(
-            f"--gen_kwargs {code[0]}=...: runs code that comes with a model; if you trust it, add --model_args "
-            "trust_remote_code=True"
-        )
+        way = "if you trust it, add --model_args trust_remote_code=True"
+        raise UserError(f"--gen_kwargs {code[0]}=...: runs code that comes with a model; {way}")
     if args.engine == "vllm" and args.workers:
         raise UserError("--engine vllm: it answers alone; leave --workers out")
     if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):
@@ -148,10 +130,8 @@ def _start(args: argparse.Namespace, optimizer: type[Optimizer]) -> float | list
         way = f"add {also}--curve {kind}, or start from another file"
         raise UserError(f"--start {args.start}: holds a {kind} curve, and the search has a {args.curve} one; {way}")
     if factors.curve and list(factors.unscaled_layers) != list(range(args.skip)):
-        raise UserError(
-            f"--start {args.start}: leaves layers {list(factors.unscaled_layers)} unscaled, the search the first "
-            f"{args.skip}; let --skip fit the file"
-        )
+        layers = f"layers {list(factors.unscaled_layers)} unscaled, the search the first {args.skip}"
+        raise UserError(f"--start {args.start}: leaves {layers}; let --skip fit the file")
     return [list(point) if isinstance(point, tuple) else point for point in points]
 
 
@@ -160,27 +140,15 @@ def shown(model_args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in model_args.items() if name != "token"}
 
 
-def metadata_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What lm-eval hands to the tasks: the model's arguments, then ``--metadata``."""
-    return {**shown(args.model_args), "search_seed": args.search_seed, **args.metadata}
-
-
 def task_options(args: argparse.Namespace) -> dict[str, Any]:
     """The part of the command line that says how tasks are measured, on whichever split."""
-    return {
-        "metadata": metadata_of(args),
-        "positions": args.positions,
-        "lambdas": args.lambdas,
+    same = ["positions", "lambdas", "metrics", "include_path", "num_fewshot", "apply_chat_template"]
+    same += ["system_instruction", "gen_kwargs", "confirm_run_unsafe_code"]
+    return {name: getattr(args, name) for name in same} | {
+        "metadata": {**shown(args.model_args), "search_seed": args.search_seed, **args.metadata},
         "weights": args.task_weights,
-        "metrics": args.metrics,
-        "include_path": args.include_path,
-        "num_fewshot": args.num_fewshot,
         "fewshot_random_seed": args.fewshot_seed,
-        "apply_chat_template": args.apply_chat_template,
         "fewshot_as_multiturn": args.fewshot_as_multiturn is not False,
-        "system_instruction": args.system_instruction,
-        "gen_kwargs": args.gen_kwargs,
-        "confirm_run_unsafe_code": args.confirm_run_unsafe_code,
     }
 
 

@@ -1,7 +1,6 @@
 """The command ``lpes-eval diagnose MODEL``: does accuracy depend on the position, and will a search find anything?
 
-The plain model answers questions at half a task's length, at its own and at twice it. Then the search that the report
-names is begun, as far as its map of what layers bear. All is in journals, from which the same command goes on.
+The plain model is asked at several lengths, then a search is begun; all in journals, with which the command goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,7 @@ class Diagnosis:
 
         lm = None
         check_names(self.args.tasks)
-        plugin.check_examples(self.args.tasks, self.args.model_args, self.args.metadata)  # of all, before the model
+        plugin.check_examples(self.args.tasks, self.args.model_args, self.args.metadata)
         print(f"Loading {self.args.pretrained}", flush=True)
         for task in dict.fromkeys(self.args.tasks):
             search = self.searches[task] = run.load(config.parse(search_words(self.args, task)), lm, Map)
@@ -102,7 +102,6 @@ class Diagnosis:
             self._map(task, TABLE + (1 - TABLE) * number / len(self.searches))
 
     def _ask(self, journal: Journal, length: tuple[str, str], part: range) -> None:
-        """Measure these questions, if the journal has none of it and it is within the table's share of the budget."""
         evaluator, name, left = self.evaluators[length], ", ".join(length), self.left(TABLE)
         key = f"{name}, from question {part[0] + 1}"
         if key in journal.entries:
@@ -119,7 +118,6 @@ class Diagnosis:
         self.cost[length] = (left - self.left(TABLE)) / len(part)
 
     def _map(self, task: str, share: float) -> None:
-        """Begin the task's search with its map, as far as this share of the budget goes."""
         search, say, (unit, _) = self.searches[task], every_ten_seconds("steps measured"), self.args.budget
         print(f"  {task}: the search's map of what layers bear", flush=True)
         with Journal(search.args.output, search.settings) as journal:
@@ -142,10 +140,11 @@ class Diagnosis:
                 for (_, column), scores in zip(evaluator.columns.values(), zip(*rows, strict=True), strict=True)
             ]
             mean = sum(place["score"] for place in positions) / len(positions)
-            one: dict[str, Any] = {"task": task, "length": title}
-            one |= {"prompt_tokens": (evaluator.prompt_tokens or math.nan) / evaluator.prompts, "questions": len(rows)}
+            tokens = (evaluator.prompt_tokens or math.nan) / evaluator.prompts
+            one: dict[str, Any] = {"task": task, "length": title, "prompt_tokens": tokens, "questions": len(rows)}
             one |= {"positions": positions, "mean": mean, "friedman_p_holm": position_bias(rows)}
-            said["lengths"].append(one | {"gain_if_all_were_as_the_best": max(p["score"] for p in positions) - mean})
+            one["gain_if_all_were_as_the_best"] = max(place["score"] for place in positions) - mean
+            said["lengths"].append(one)
         adjusted = holm([one["friedman_p_holm"] for one in said["lengths"]])
         for one, p in zip(said["lengths"], adjusted, strict=True):
             one["friedman_p_holm"] = p
@@ -164,11 +163,11 @@ class Diagnosis:
 
 def write(folder: Path, said: dict[str, Any]) -> str:
     """Write the report, as data and text, and a picture a task of what is known; returns the text."""
-    shown: dict[str, dict[str, dict[float, float]]] = {}
-    for one in said["lengths"]:
-        name, scores = f"{one['length']}, {one['prompt_tokens']:,.0f} tokens", one["positions"]
-        shown.setdefault(one["task"], {})[name] = {place["position"]: place["score"] for place in scores}
-    for task, rows in shown.items():
+    for task, lengths in groupby(said["lengths"], key=itemgetter("task")):
+        rows: dict[str, dict[float, float]] = {}
+        for one in lengths:
+            scores = {place["position"]: place["score"] for place in one["positions"]}
+            rows[f"{one['length']}, {one['prompt_tokens']:,.0f} tokens"] = scores
         figures.lengths(task, rows).save(folder, ("png",))
     write_atomically(folder / "diagnosis.json", json.dumps(finite(said), indent=2, allow_nan=False) + "\n")
     text = render("diagnosis.txt.j2", **said).strip()
@@ -207,8 +206,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line; what ``python -m search.ga`` has too means the same."""
     parser = argparse.ArgumentParser(
         prog="lpes-eval diagnose",
-        description="Measure accuracy by position at two or three lengths, begin a search for layer factors, and say "
-        "whether it is likely to help and how to go on with it.",
+        description="Measure accuracy by position at several lengths, and say whether a search is likely to help.",
         allow_abbrev=False,
     )
     add = parser.add_argument

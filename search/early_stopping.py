@@ -15,11 +15,10 @@ from collections.abc import Sequence
 BOLDNESS = 0.75
 """The most that is staked of what could be lost at once (arXiv 2010.09686 recommends 1/2 or 3/4)."""
 ERROR = 0.3
-"""How probable an error may be if nothing else is said. 0.01 gains 0.3 points at most."""
+"""How probable an error may be by default. 0.01 gains 0.3 points at most."""
 SHARES = (0.0, 0.5, 1.0)
-"""How much of the parent's score is subtracted from an individual's before betting on it. With 1 all that is left of
-similar answers is where they differ, with 0 a poor individual is not obscured by what the parent happens to know; a
-third of the stake goes on each, and the mean of fair games is a fair game."""
+"""How much of the parent's score is subtracted from an individual's before betting on it: 1 suits similar answers, 0 a
+poor individual. A third of the stake goes on each, and the mean of fair games is a fair game."""
 
 
 class Bet:
@@ -59,12 +58,8 @@ class Bet:
 class Race:
     """An individual against the least fit parent, unit by unit: a unit is a question at all positions.
 
-    Args:
-        lows: the least that each unit can add to an individual's fitness.
-        highs: the most.
-        parent: what it adds to the parent's.
-        error: how probable it may be that an individual is ever ``lost`` which reaches the parent's fitness.
-        margin: by how much it has to exceed the parent's fitness instead.
+    Each unit adds ``lows`` to ``highs`` to an individual's fitness, and to the parent's what ``parent`` has. ``error``
+    is the highest probability that an individual is ever ``lost`` which exceeds the parent's fitness by ``margin``.
     """
 
     def __init__(

@@ -1,11 +1,7 @@
-"""The harness as fitness: tasks, requests and scores are lm-eval's own; an engine answers.
+"""The harness as fitness: requests and scores are lm-eval's own, and an engine answers (``lpes_eval.engine``).
 
-lm-eval builds the requests once, from the examples set aside for searches. For every individual the engine sets the
-factors and answers the requests (``lpes_eval.engine``), and the task's own filters, ``process_results`` and aggregation
-turn the answers into scores.
-
-    >>> evaluate = Evaluator(lm, load_tasks(lm, ["kv_retrieval"]))
-    >>> evaluate([1.0, 1.2, 1.4, 1.3]).fitness
+>>> evaluate = Evaluator(lm, load_tasks(lm, ["kv_retrieval"]))
+>>> evaluate([1.0, 1.2, 1.4, 1.3]).fitness
 """
 
 from __future__ import annotations
@@ -33,28 +29,25 @@ from search.answer_loss import gold_answer, log_likelihoods
 from search.early_stopping import Race
 from search.journal import sha256
 from search.space import Cutoff, Examples
-from search.tasks import Column, Objective
+from search.tasks import Objective
 
 logger = logging.getLogger(__name__)
 
+Shares = Sequence[tuple[str, int, float]]
+"""Of a question's examples: the column, the number, and what a score of 1 adds to the fitness."""
 BOUNDED = {"acc", "acc_norm", "best_subspan_em", "em", "exact_match", "f1", "first_value_acc"}
 """Metrics whose values lie between 0 and 1."""
 CHECKS = 20
 """How often, at most, an individual is held against the cutoff while it is being measured."""
-Order = tuple[tuple[int, ...], ...]
-"""Requests by number, in the order in which they are answered: some together, then the next."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """An individual's fitness and what it is made of, as an entry of the journal has it (``lpes_eval.entries``).
-
-    Of one that was given up, ``fitness`` and ``scores`` are those of the examples until then.
-    """
+    """What an entry of the journal has of a measurement; of one that was given up, the scores until then."""
 
     fitness: float
     scores: dict[str, float]
-    examples: dict[str, list[Any]]
+    examples: Examples
     seconds: float = 0.0
     stopped_after: int = 0
     ended: list[int | None] = field(default_factory=list)
@@ -63,10 +56,9 @@ class Measured:
 class Evaluator:
     """Measures factors by tasks (``load_tasks``), on this machine.
 
-    The model is an lm-eval model over a transformers model; its weights and settings stay as they are. ``speed`` are
-    the further arguments of ``lpes_eval.engine.engine_for``, whose ``fast`` is the model's own choice. ``progress`` is
-    called with the number of answers so far, and of all, after every batch. ``PromptTooLong``: a prompt of a task by
-    position would be cut.
+    The weights and settings of the lm-eval model stay as they are. ``speed`` are further arguments of ``engine_for``,
+    whose ``fast`` is the model's own choice. After every batch ``progress`` is called with the number of answers so
+    far, and of all. ``PromptTooLong``: a prompt of a task by position would be cut.
     """
 
     questions: list[list[tuple[Objective, int]]]
@@ -77,13 +69,13 @@ class Evaluator:
         self.progress: Callable[[int, int], None] = lambda answered, prompts: None
         self._requests = [request for objective in objectives for request in objective.task.instances]
         speed = {"fast": getattr(lm, "engine_answers", True)} | speed
-        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)  # lm-eval's own loop is slow
+        self.engine, self.slow_because = engine_for(lm, self._requests, **speed)
         self.num_layers = self.engine.num_layers
-        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens  # of one individual
-        self.columns = {column.name: (task, column) for task in objectives for column in task.columns}
+        self.prompts, self.prompt_tokens = len(self._requests), self.engine.prompt_tokens
+        self.columns = {column.name: (objective, column) for objective in objectives for column in objective.columns}
         self._refuse_cut()
-        self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests
-        for i, request in enumerate(self._requests):
+        self._numbers: dict[tuple[str, int], list[int]] = {}  # of an example: its requests, in lm-eval's order
+        for i, request in sorted(enumerate(self._requests), key=lambda pair: pair[1].idx):
             self._numbers.setdefault((request.task_name, request.doc_id), []).append(i)
         questions: dict[tuple[str, Any], list[tuple[Objective, int]]] = {}
         for objective in objectives:
@@ -100,22 +92,20 @@ class Evaluator:
             text = f"{objective.name}: {number} of {prompts} prompts do not fit the model's {self.lm.max_length} "
             text += "tokens beside their answer"
             if objective.by_position:
-                raise PromptTooLong(
-                    f"{text}, and cut from the left the gold item would stand elsewhere; take shorter prompts, or a "
-                    "model with a longer window (--model_args max_length=N, if it has)"
-                )
+                way = "take shorter prompts, or a model with a longer window (--model_args max_length=N, if it has)"
+                raise PromptTooLong(f"{text}, and cut from the left the gold item would stand elsewhere; {way}")
             logger.warning("%s; lm-eval cuts them from the left", text)
 
-    def in_order(self, order: Sequence[int]) -> Order:
-        """The requests, by number, of each question in ``order``."""
-        return tuple(
-            tuple(i for objective, number in self.questions[u] for i in self._numbers[objective.name, number])
-            for u in order
-        )
+    def in_order(self, part: Sequence[int] | None) -> list[list[int]]:
+        """The requests, by number, of each of these questions (None: all)."""
+        return [
+            [i for objective, number in self.questions[u] for i in self._numbers[objective.name, number]]
+            for u in self._all(part)
+        ]
 
     def asked(self, part: Sequence[int] | None) -> int:
         """How many prompts some of the questions have (None: all)."""
-        return self.prompts if part is None else sum(map(len, self.in_order(part)))
+        return sum(map(len, self.in_order(part)))
 
     def part(self, examples: tuple[int, int] | None) -> list[int] | None:
         """The questions of every task's examples from the first of these numbers to before the second; None for all."""
@@ -127,18 +117,23 @@ class Evaluator:
 
     def by_question(self, examples: Examples, part: Sequence[int] | None, measure: str = "score") -> list[float]:
         """What each question came to, so that their mean is the fitness; empty where the fitness is no mean."""
-        if any(task.aggregation(column) is not mean for task, column in self.columns.values()) and measure == "score":
+        is_mean = all(objective.aggregation(column) is mean for objective, column in self.columns.values())
+        if measure == "score" and not is_mean:
             return []
-        questions = [self.questions[u] for u in self._all(part)]
-        asked = Counter(column.name for together in questions for task, _ in together for column in task.columns)
+        shares = self.shares(self._all(part), signed=measure == "score")
+        return [len(shares) * _value(of_question, examples) for of_question in shares]
 
-        def value(task: Objective, column: Column, number: int) -> float:
-            sign = task.sign if measure == "score" else 1
-            score: float = examples[column.name][number]
-            return column.weight * sign * score * len(questions) / asked[column.name]
-
+    def shares(self, part: Sequence[int], signed: bool = True) -> list[Shares]:
+        """What each question can add to the fitness: a share of every column's mean for each of its examples."""
+        questions = [self.questions[u] for u in part]
+        asked = Counter(c.name for together in questions for objective, _ in together for c in objective.columns)
         return [
-            sum(value(task, c, number) for task, number in together for c in task.columns) for together in questions
+            [
+                (column.name, number, column.weight * (objective.sign if signed else 1) / asked[column.name])
+                for objective, number in together
+                for column in objective.columns
+            ]
+            for together in questions
         ]
 
     def _all(self, part: Sequence[int] | None) -> Sequence[int]:
@@ -172,30 +167,22 @@ class Evaluator:
             self.engine.set_factors(factors.per_layer(self.num_layers))
         answers, examples = self._answers(order, race, self._settled if settle else None)
         seconds = time.perf_counter() - start
-        if race is not None and race.over:
+        if race is not None and race.partial is not None:
             return Measured(*race.partial, {}, seconds, stopped_after=race.asked)
         ended = [int(i not in self.engine.unended) if answer else None for i, answer in enumerate(answers)]
         return self.score(examples, seconds, ended)
 
-    @cached_property
-    def _places(self) -> dict[int, tuple[Objective, float]]:
-        """Of the requests of tasks by position: the objective, and where the gold item stands."""
-        places = {}
-        for objective in self.objectives:
-            if isinstance(objective.task, PositionTask) and objective.by_position:
-                for number in range(len(objective.docs)):
-                    for i in self._numbers[objective.name, number]:
-                        places[i] = objective, objective.task.positions[self._requests[i].idx]
-        return places
-
     def _settled(self, i: int, answer: str) -> bool:
         """Whether nothing can change the score of a request's answer any more."""
-        if i not in self._places or (objective := self._places[i][0]).filter != "none":
+        request = self._requests[i]
+        [objective] = [each for each in self.objectives if each.name == request.task_name]
+        task = objective.task
+        if not (isinstance(task, PositionTask) and objective.by_position and objective.filter == "none"):
             return False
-        return objective.task.settled(objective.metric, self._requests[i].doc, self._places[i][1], answer)
+        return task.settled(objective.metric, request.doc, task.positions[request.idx], answer)
 
     def _answers(
-        self, order: Order | None, race: _Racing | None, settled: Callable[[int, str], bool] | None
+        self, order: Sequence[Sequence[int]] | None, race: _Racing | None, settled: Callable[[int, str], bool] | None
     ) -> tuple[list[Any], dict[str, list[Any]]]:
         """The responses to every request (none where it was not asked), and each column's metric for every example."""
         answers: list[Any] = [[] for _ in self._requests]
@@ -227,7 +214,7 @@ class Evaluator:
                 numbers = self._numbers[objective.name, number]
                 metrics = scored.get((objective.name, number))
                 if metrics is None and all(answers[i] for i in numbers):
-                    filtered = [r.filtered_resps[objective.filter] for r in self._requests_of(objective, number)]
+                    filtered = [self._requests[i].filtered_resps[objective.filter] for i in numbers]
                     metrics = objective.task.process_results(copy.deepcopy(doc), filtered)
                     scored[objective.name, number] = metrics
                 for column in objective.columns:
@@ -237,19 +224,13 @@ class Evaluator:
                     examples[column.name].append(None if metrics is None else metrics[column.metric])
         return examples
 
-    def _requests_of(self, objective: Objective, number: int) -> list[Any]:
-        """An example's requests, in lm-eval's order."""
-        requests = (self._requests[i] for i in self._numbers[objective.name, number])
-        return sorted(requests, key=lambda request: request.idx)
-
     def score(self, examples: Examples, seconds: float = 0.0, ended: Sequence[int | None] = ()) -> Measured:
         """Fitness and scores of what the examples got; those that were not asked (None) do not count."""
         scores = {}
         for name, (objective, column) in self.columns.items():
             values = [value for value in examples[name] if value is not None]
             scores[name] = float(objective.aggregation(column)(values))
-        values_of = {name: list(values) for name, values in examples.items()}
-        return Measured(self.weighted(scores), scores, values_of, seconds, ended=list(ended))
+        return Measured(self.weighted(scores), scores, examples, seconds, ended=list(ended))
 
     def weighted(self, scores: Mapping[str, float]) -> float:
         """The fitness of these columns' scores."""
@@ -260,11 +241,11 @@ class Evaluator:
         factors = factors if isinstance(factors, Factors) else Factors.from_list(factors)
         start = time.perf_counter()
         self.engine.set_factors(factors.per_layer(self.num_layers))
-        examples: dict[str, list[Any]] = {name: [None] * len(task.docs) for name, (task, _) in self.columns.items()}
+        examples: dict[str, list[Any]] = {name: [None] * len(of.docs) for name, (of, _) in self.columns.items()}
         for u in self._all(part):
             for objective, number in self.questions[u]:
-                both = zip(self._requests_of(objective, number), objective.columns, strict=True)
-                pairs = [gold_answer(self.lm, objective, request, column.position) for request, column in both]
+                both = zip(self._numbers[objective.name, number], objective.columns, strict=True)
+                pairs = [gold_answer(self.lm, objective, self._requests[i], column.position) for i, column in both]
                 for column, value in zip(objective.columns, log_likelihoods(self.lm.model, pairs), strict=True):
                     examples[column.name][number] = value
         scores = {name: mean([v for v in values if v is not None]) for name, values in examples.items()}
@@ -309,58 +290,49 @@ class Evaluator:
         }
 
 
+def _value(shares: Shares, examples: Examples) -> float:
+    return sum(share * examples[column][number] for column, number, share in shares)
+
+
 class _Racing:
     """An individual's race against the cutoff's, over the questions in an order drawn for it alone.
 
-    ``asked`` are the prompts that it took to give it up (others may have been answered in the same batch), and
-    ``partial`` fitness and scores of these.
+    ``asked`` are the prompts that it took to give it up, and ``partial`` fitness and scores of these, None until then.
     """
+
+    partial: tuple[float, dict[str, float]] | None = None
 
     def __init__(self, evaluator: Evaluator, name: str, cutoff: Cutoff, questions: Sequence[int]) -> None:
         self._evaluator, self._cutoff = evaluator, cutoff.fitness
-        self._examples_of = [
-            [(column.name, number) for objective, number in evaluator.questions[u] for column in objective.columns]
-            for u in questions
-        ]
-        asked = Counter(column for examples in self._examples_of for column, _ in examples)
-        # What each question can add to the fitness: a share of every column's mean for each of its examples.
-        self._share = {
-            name: column.weight * objective.sign / asked[name]
-            for name, (objective, column) in evaluator.columns.items()
-        }
-        sums = [[self._share[column] for column, _ in examples] for examples in self._examples_of]
-        lows = [sum(min(s, 0.0) for s in shares) for shares in sums]
-        highs = [sum(max(s, 0.0) for s in shares) for shares in sums]
-        reached = [self._value(number, cutoff.examples) for number in range(len(self._examples_of))]
+        self._shares = evaluator.shares(questions)
+        lows = [sum(min(share, 0.0) for *_, share in shares) for shares in self._shares]
+        highs = [sum(max(share, 0.0) for *_, share in shares) for shares in self._shares]
+        reached = [_value(shares, cutoff.examples) for shares in self._shares]
         self._race = Race(lows, highs, reached, cutoff.error, margin=cutoff.fitness - math.fsum(reached))
         self._prompts = list(map(len, evaluator.in_order(questions)))
         self._order = rng.shuffled(range(len(questions)), rng.stream("order", name))
         self.order = [questions[k] for k in self._order]
-        self.over, self._next, self.asked = False, 0, 0
+        self._next = self.asked = 0
         self._seen: dict[str, list[float]] = {}
-        self.partial: tuple[float, dict[str, float]] = (0.0, {})
-
-    def _value(self, question: int, examples: Examples) -> float:
-        return sum(self._share[column] * examples[column][number] for column, number in self._examples_of[question])
 
     def lost(self, examples: Examples) -> bool:
         """Take in the questions whose examples are all there (None stands for one that is not), as far as it takes."""
         for question in self._order[self._next :]:
-            members = self._examples_of[question]
-            if any(examples[column][number] is None for column, number in members):
+            shares = self._shares[question]
+            if any(examples[column][number] is None for column, number, _ in shares):
                 break
-            for column, number in members:
+            for column, number, _ in shares:
                 if not 0 <= (value := examples[column][number]) <= 1:
                     metric = self._evaluator.columns[column][1].metric
                     raise UserError(f"{column}: {metric} is not from 0 to 1; take --early_stopping off")
                 self._seen.setdefault(column, []).append(value)
-            self._race.take(question, self._value(question, examples))
+            self._race.take(question, _value(shares, examples))
             self._next += 1
             self.asked += self._prompts[question]
-            if self._race.lost and len(self._seen) == len(self._share) and self._next < len(self._order):
+            columns = self._evaluator.columns
+            if self._race.lost and len(self._seen) == len(columns) and self._next < len(self._order):
                 scores = {column: float(mean(values)) for column, values in self._seen.items()}
                 fitness = self._evaluator.weighted(scores)
                 self.partial = min(fitness, math.nextafter(self._cutoff, -math.inf)), scores
-                self.over = True
-                break
-        return self.over
+                return True
+        return False

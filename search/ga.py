@@ -1,8 +1,4 @@
-"""The command: ``python -m search.ga --tasks kv_retrieval`` searches layer factors for a model and writes them down.
-
-In this order: the plan, what there is to beat, the search, the factors file, and an evaluation on examples that the
-search has not seen. Everything is kept in one folder, from which the same command goes on.
-"""
+"""The command: ``python -m search.ga --tasks kv_retrieval`` searches layer factors for a model and writes them down."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from lpes_eval.compare.tables import finite, ignore_broken_pipe
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 from lpes_eval.report.watch import Progress
-from search.config import MEASURED, command, defaults, model_name, parse, prepare_process, shown
+from search.config import MEASURED, command, model_name, parse, prepare_process, read, shown
 from search.guards import rank
 from search.held_out import PLAIN, evaluate_held_out, reproduce_command
 from search.journal import Journal
@@ -29,35 +25,27 @@ from search.space import Individual
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     prepare_process()
-    args: argparse.Namespace | None = None
-    argv = sys.argv[1:] if argv is None else argv
-
-    def say_how_to_go_on() -> None:
-        if args is not None and (args.output / "journal.jsonl").exists():
-            print(f"What was evaluated is kept; go on with: {command(argv)}", file=sys.stderr)
-
+    args, argv = None, sys.argv[1:] if argv is None else argv
+    status, goes_on = 1, True
     try:
         args = parse(argv)
         with ignore_broken_pipe():
             run(load(args))
             return 0
-        say_how_to_go_on()
-        return 1
     except UserError as error:
         print(f"search: error: {error}", file=sys.stderr)
-        if isinstance(error.__cause__, OSError):  # the factors could not be written
-            say_how_to_go_on()
-        return 2
+        status, goes_on = 2, isinstance(error.__cause__, OSError)  # the factors could not be written
     except OSError as error:
-        if error.filename is None and error.errno is None:  # not of a file: a library's own, which says what it is
+        if error.filename is None and error.errno is None:  # a library's own, not of a file
             raise
         print(f"search: error: {error.filename or (args and args.output)}: {error.strerror}", file=sys.stderr)
-        say_how_to_go_on()
-        return 2
+        status = 2
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
-        say_how_to_go_on()
-        return 130
+        status = 130
+    if goes_on and args and (args.output / "journal.jsonl").exists():
+        print(f"What was evaluated is kept; go on with: {command(argv)}", file=sys.stderr)
+    return status
 
 
 def run(search: Search) -> Outcome | None:
@@ -89,7 +77,7 @@ def run(search: Search) -> Outcome | None:
         outcome = Outcome(plain, best, search.factors(fittest))
         held_out = bool(search.held_out) and not outcome.nothing
         outcome.file = write_factors(search, outcome, "best_effort.json" if held_out else "")
-        pages.write(search, outcome, finished=not held_out)  # the search's, whatever becomes of the rest
+        pages.write(search, outcome, finished=not held_out)
         if held_out:
             outcome.held_out = evaluate_held_out(search, outcome.found)
             outcome.file = write_factors(search, outcome)
@@ -101,36 +89,31 @@ def run(search: Search) -> Outcome | None:
 
 
 class BestSoFar:
-    """Writes the fittest individual of those that were asked most, whenever there is a new one.
-
-    Whatever happens next, its factors are in ``best_effort.json``.
-    """
+    """Keeps in ``best_effort.json`` the fittest individual of those that were asked most, whatever happens next."""
 
     def __init__(self, search: Search) -> None:
-        self._search = search
+        self._search, self._file = search, search.args.output / "best_effort.json"
         self._best: Entry | None = None
-        self._missing = not (search.args.output / "best_effort.json").exists()
+        self._missing = not self._file.exists()
 
     def __call__(self, individual: Individual, entry: Entry, new: bool) -> None:
         """Take in an individual; ``new`` if it was measured now."""
         search = self._search
-        if new:  # it goes on, with a larger budget perhaps
+        if new:
             (search.args.output / "report.json").unlink(missing_ok=True)
         if entry.failed or entry.measure != "score":
             return
         if self._best is None or (entry.prompts, rank(entry)) > (self._best.prompts, rank(self._best)):
             self._best = entry
             if new or self._missing:
-                write_factors(search, Outcome(search.plain, entry, search.factors(individual)), "best_effort.json")
+                write_factors(search, Outcome(search.plain, entry, search.factors(individual)), self._file.name)
 
     def say(self) -> None:
         """Print what there is."""
         if (best := self._best) is not None:
             plain = self._search.plain_on(best.examples)
-            print(f"\nBest so far, on {best.prompts} prompts: fitness {best.fitness:.4f}, ", end="")
-            print(f"the plain model {plain:.4f}", flush=True)
-            file = self._search.args.output / "best_effort.json"
-            print(f"Its factors: {file if file.exists() else '1 in all layers'}", flush=True)
+            print(f"\nBest so far, on {best.prompts} prompts: fitness {best.fitness:.4f}, the plain model {plain:.4f}")
+            print(f"Its factors: {self._file if self._file.exists() else '1 in all layers'}", flush=True)
 
 
 def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
@@ -147,8 +130,8 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
         return ""
     settings = dict(search.settings["search"])
     if args.curve == "free":
-        del settings["control_points"]  # there is one on every layer, whatever the flag says
-    unset = vars(defaults())
+        del settings["control_points"]  # one on every layer
+    unset = vars(read([]))
     settings |= {name: value for name in MEASURED if (value := getattr(args, name)) or value != unset[name]}
     fitness = search.settings["fitness"]
     versions = {task["task"]: task["version"] for task in fitness["tasks"]}
@@ -168,14 +151,9 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
         name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
     if (held_out := outcome.held_out) is not None:
         here = argparse.Namespace(**{**vars(args), "output": Path()})
-        guards = {guard: check.to_dict() for guard, check in held_out.guards.items()}
-        origin["proof"] = {
-            "differences": finite(pages.differences(held_out)),
-            "guards": finite(guards),
-            "command": reproduce_command(here, held_out.tasks, name),
-        }
+        origin["proof"] = finite(pages.proof(held_out)) | {"command": reproduce_command(here, held_out.tasks, name)}
     replace(found, origin=origin).save(args.output / name)
-    if other:  # of the same search, before its held-out examples
+    if other:
         (args.output / other).unlink(missing_ok=True)
     return name
 

@@ -1,9 +1,7 @@
 """What factors must not cost: the same task at half the length, answers that end, and whatever other task a user names.
 
-A guard is measured for every individual that is fitter than the plain model and than what the optimiser gives up. It
-is worse where its mean over questions falls by more than is allowed, beyond chance: the 95 % interval of the difference
-(``compare_paired``) lies below what is allowed. An individual that makes a guard worse ranks behind all that do not
-(Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
+A guard is worse where the 95 % interval of its difference (``compare_paired``) lies below what is allowed. An
+individual that makes one worse ranks behind all that do not (Deb, Comput. Methods Appl. Mech. Eng. 186, 2000).
 """
 
 from __future__ import annotations
@@ -42,31 +40,21 @@ class Guard:
     evaluator: Evaluator
     ends: bool = False
     """Whether it is the share of answers that end by themselves, which the search's own evaluator counts."""
-    seconds: float = 0.0
-    """The time that it has taken so far."""
 
     def rows(self, factors: Factors, measured: Measured, settle: bool = False) -> list[float | None]:
         """Every question's score under ``factors``, which the search ``measured``; None where it was not asked."""
         evaluator, rows = self.evaluator, list[Any]()
         if self.ends:
-            rows = [[measured.ended[i] for i in order] for order in evaluator.in_order(range(len(evaluator.questions)))]
+            rows = [[measured.ended[i] for i in numbers] for numbers in evaluator.in_order(None)]
         else:
             guarded = evaluator(factors, settle=settle)
-            self.seconds += guarded.seconds
             for question in evaluator.questions:
                 of_columns = [(task.sign, guarded.examples[c.name][n]) for task, n in question for c in task.columns]
                 if not all(isinstance(value, int | float) for _, value in of_columns):
-                    raise UserError(
-                        f"--guard {self.name}: its metric is no average of the examples' scores; name another one "
-                        "(--guard TASK:METRIC)"
-                    )
+                    text = "its metric is no average of the examples' scores; name another one (--guard TASK:METRIC)"
+                    raise UserError(f"--guard {self.name}: {text}")
                 rows.append([sign * value for sign, value in of_columns])
         return [None if None in row else float(sum(row) / len(row)) for row in rows]
-
-    @property
-    def prompts(self) -> int:
-        """How many ``rows`` asks beyond the search's own measurement."""
-        return 0 if self.ends else self.evaluator.prompts
 
     def check(self, plain: Sequence[float | None], scaled: Sequence[float | None]) -> GuardCheck:
         """How the questions' scores under factors compare with the plain model's; one question shows nothing."""
@@ -110,10 +98,9 @@ def load(
     examples: int,
     measured_by: Callable[[Sequence[Objective]], Evaluator],
 ) -> list[Guard]:
-    """The guards of a search, on so many examples of a split at most.
+    """The guards of a search, on so many examples of a split at most; ``measured_by`` makes other tasks' evaluators.
 
-    ``evaluator`` is that of the search's tasks on this split, ``measured_by`` makes that of other tasks. ``UserError``
-    names a guard that was asked for and cannot be measured; one that nobody asked for is left out with a warning.
+    ``UserError`` names a guard that was asked for and cannot be measured; another one is left out with a warning.
     """
     from search.tasks import load_tasks
 
@@ -126,7 +113,7 @@ def load(
         changed = {"metrics": [metric] if metric else None, "metadata": options["metadata"] | size}
         return measured_by(load_tasks(evaluator.lm, [task], **options | changed))
 
-    if len(asked_for) == len(args.guard):  # nobody said none
+    if len(asked_for) == len(args.guard):
         by_position = [objective for objective in evaluator.objectives if objective.by_position]
         if by_position and all(o.task.OUTPUT_TYPE == "generate_until" for o in evaluator.objectives):
             guards.append(Guard("answers that end", ENDS_MAX_DROP, evaluator, ends=True))

@@ -35,13 +35,10 @@ class HeldOut:
     tasks: list[Objective]
     """At every position that they have."""
     factors: dict[str, Factors]
-    """What was measured, by name."""
     measured: dict[str, Entry]
-    """The scores, by the same names."""
     comparisons: dict[tuple[str, str], Any]
     """(task, name) -> ``PairedComparison`` of the found factors with it, by question."""
     guards: Mapping[str, GuardCheck] = field(default_factory=dict)
-    """What the guards came to, by name."""
 
     @property
     def worsened(self) -> list[str]:
@@ -57,8 +54,7 @@ class HeldOut:
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     """Measure the plain model, PI, and the found factors; the guards of the plain model and the found factors too.
 
-    PI has the uniform factor that gained most in the search, or where none did the mean of the found factors (section
-    4.1). The journal keeps what was measured, so going on with a finished search measures none of it again.
+    PI has the uniform factor that gained most in the search, else the mean of the found factors (section 4.1).
     """
     from lpes_eval.compare import statistics
 
@@ -69,24 +65,19 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
     if uniform.digest() != found.digest():
         factors[search.pi(uniform.per_layer(search.evaluator.num_layers)[-1])] = uniform
     factors[FOUND] = found
+    settle, plain_rows = guards.settles(search.plain.ended), None
     measured: dict[str, Entry] = {}
-    for name, values in factors.items():
-        guarded_above = -math.inf if name in (PLAIN, FOUND) else math.inf
-        plain_rows = measured[PLAIN].guard_rows if measured else None
-        job = Job(
-            values,
-            "held_out",
-            settle=guards.settles(search.plain.ended),
-            guarded_above=guarded_above,
-            plain_rows=plain_rows,
-        )
+    for name, values in factors.items():  # the plain model first
+        above = -math.inf if name in (PLAIN, FOUND) else math.inf
+        job = Job(values, "held_out", settle=settle, guarded_above=above, plain_rows=plain_rows)
         measured[name] = _measure(search, name, job)
+        plain_rows = measured[PLAIN].guard_rows
     comparisons = {}
     for task in tasks:
         rows = {name: _matrix(task, entry.examples) for name, entry in measured.items()}
         mine = rows.pop(FOUND)
         for name, other in rows.items():
-            if mine is not None and other is not None:  # a corpus metric has no score of a single example to pair
+            if mine is not None and other is not None:  # a corpus metric has none
                 comparisons[task.name, name] = statistics.compare_paired(other, mine, higher_is_better=task.sign > 0)
     if any(task.divided for task in tasks):
         numbers = {task.name: task.numbers for task in tasks}
@@ -95,7 +86,6 @@ def evaluate_held_out(search: Search, found: Factors) -> HeldOut:
 
 
 def _measure(search: Search, name: str, job: Job) -> Entry:
-    """The entry of factors on held-out examples, from the journal if it is there."""
     key, entries = f"held out {search.args.held_out_examples} {job.factors.digest()}", search.journal.entries
     known = entries.get(key)
     if known is not None and (name != FOUND or known.guards or not job.plain_rows):  # what was PI has no guards
@@ -140,8 +130,8 @@ def _matrix(task: Objective, examples: dict[str, list[Any]]) -> Any:
 def smallest_gain(task: Objective, plain: Entry, other: Entry | None) -> float | None:
     """The smallest gain in a task's mean that would have been beyond chance; None where one question says nothing.
 
-    It is half of the 95 % interval of the difference of two measurements, on the questions that both were asked.
-    Without one that differs, the interval is that of two independent measurements that vary as the plain model's does.
+    It is half of the 95 % interval of the difference of two measurements, on the questions that both were asked; where
+    none differs, of two independent ones that vary as the plain model's does.
     """
     from lpes_eval.compare import statistics
 

@@ -1,11 +1,8 @@
 """Nothing evaluated is ever lost: the folder of a search, and its memory, the journal.
 
-``journal.jsonl`` begins with what the search is: whoever goes on with it must bring the same settings. Then comes one
-line for every individual evaluated, on the disk before the next one is begun; a key's last line counts
-(``lpes_eval.entries``). ``.lock`` is held while a process works here; the system frees it however the process ends.
-
-The optimiser is deterministic and the journal knows every fitness that it was sent: going on means running it again
-from the start. What ``kill -9`` can cost is the evaluation that was under way.
+``journal.jsonl`` begins with the settings. Then comes one line for every individual evaluated, on the disk before the
+next one is begun; a key's last line counts (``lpes_eval.entries``). The optimiser is deterministic and the journal
+knows every fitness that it was sent: going on means running it again from the start.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ from lpes_eval.errors import UserError
 class Journal:
     """A search's folder, held by this process alone from ``with`` to the end of its block.
 
-    ``settings`` is plain data that decides what the search finds. ``entries`` has what was recorded, by key; ``notes``
-    has what a person should know about how the folder was found, one sentence each.
+    ``settings`` decide what the search finds, as plain data; ``notes`` are sentences on how the folder was found.
 
     Raises:
         UserError: from ``with``: another process is at work in the folder, it belongs to a search with other settings,
@@ -54,9 +50,8 @@ class Journal:
                 raise UserError(f"{self.folder}: holds {names[0]} but no search; take an empty folder or a new name")
             self._lock.acquire()
         except Timeout:
-            raise UserError(
-                f"{self.folder}: another search is at work in this folder; wait for it to end or take another folder"
-            ) from None
+            text = "another search is at work in this folder; wait for it to end or take another folder"
+            raise UserError(f"{self.folder}: {text}") from None
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be used ({error.strerror}); take another folder") from None
         try:
@@ -72,7 +67,7 @@ class Journal:
     def __exit__(self, *error: object) -> None:
         """Free the folder; there is nothing left to write."""
         try:
-            self._file.close()  # on a full disk it tries once more to write what is left
+            self._file.close()  # which fails on a full disk
         finally:
             self._lock.release()
 
@@ -84,8 +79,7 @@ class Journal:
     def record(self, key: str, data: Mapping[str, Any]) -> Entry:
         """Keep what was measured for ``key``: when this returns it is on the disk.
 
-        Returned is the entry as it will be read again, so that a search that goes on computes with the same values.
-        ``ValueError``: it is not an entry's data; JSON has no NaN.
+        Returns the entry as it will be read again; ``ValueError``: it is not an entry's data (JSON has no NaN).
         """
         entry = entries.entry_of({"key": key, **data})
         self._write(entry.to_dict())
@@ -103,10 +97,8 @@ class Journal:
             return None
         settings, self.entries, torn = entries.read(self._path)
         if settings is not None and (changes := _differences(settings, self.settings)):
-            raise UserError(
-                f"{self.folder}: was begun with other settings ({'; '.join(changes)}); "
-                "take these settings back, or another folder for a new search (--output)"
-            )
+            way = "take these settings back, or another folder for a new search (--output)"
+            raise UserError(f"{self.folder}: was begun with other settings ({'; '.join(changes)}); {way}")
         if torn:
             os.truncate(self._path, self._path.stat().st_size - torn)
             self.notes.append(f"{self._path}: the last line was torn off in writing and has been dropped")

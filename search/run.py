@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from search.tasks import Objective
     from search.workers import Pool
 
-Watch = Callable[[Individual, Entry, bool], None]
-"""Called for every individual: its entry in the journal, and whether it was measured now."""
-
 
 @dataclass
 class Search:
@@ -38,21 +35,18 @@ class Search:
 
     args: argparse.Namespace
     bench: Bench
-    """Measures factors in this process."""
     optimizer: Optimizer
-    """Fresh; the journal brings it to where it was."""
     settings: dict[str, Any]
     """What decides the outcome, as plain data."""
     pool: Pool | None = None
-    """The workers that measure instead, if there are any."""
+    """The workers that measure instead of the bench, if there are any."""
     journal: Journal = None  # type: ignore[assignment]
-    """What was measured, once the folder is open."""
+    """What was measured, once the folder is open; it brings a fresh optimiser to where it was."""
     spent: dict[str, float] = field(default_factory=lambda: {"seconds": 0.0, "prompts": 0.0})
     """By the search so far, guards included."""
     cut: bool = False
     """Whether the budget ended it."""
     generation: int = 0
-    """The number of the one that is measured."""
 
     @property
     def evaluator(self) -> Evaluator:
@@ -74,22 +68,21 @@ class Search:
         """The plain model's entry."""
         return self.journal.entries[self.uniform(1.0).digest()]
 
-    def run(self, watch: Watch) -> Individual:
+    def run(self, watch: Callable[[Individual, Entry, bool], None]) -> Individual:
         """Measure what the optimiser yields, until it is done or the budget spent; return what the search ends with.
 
-        What the journal knows is not measured again. Individuals that worsen a guard rank behind all others.
+        ``watch`` gets every individual, its entry in the journal, and whether it was measured now.
         """
         steps = self.optimizer.search()
-        fitness: list[Fitness] = None  # type: ignore[assignment]  # what a generator is sent first
+        fitness: list[Fitness] = None  # type: ignore[assignment]
         fittest: tuple[Individual, Entry] | None = None
-        counted: set[str] = set()  # factors that are asked for again cost nothing again
+        counted: set[str] = set()
         while True:
             began = time.perf_counter()
             try:
                 generation = steps.send(fitness)
             except StopIteration as end:
-                best: Individual = end.value
-                return best
+                return end.value
             thinking = time.perf_counter() - began if self.optimizer.also else 0.0
             fitness = []
             for individual, entry, new in self._measured(generation, thinking):
@@ -100,22 +93,18 @@ class Search:
                 if fittest is None or (not entry.stopped_after and rank(entry) > rank(fittest[1])):
                     fittest = individual, entry
                 watch(individual, entry, new)
-                fitness.append(Fitness(rank(entry), self._by_question(entry, generation)))
+                questions: Sequence[float] = ()
+                if entry.examples and not guards.over(entry):
+                    part = self.evaluator.part(generation.part)
+                    questions = self.evaluator.by_question(entry.examples, part, entry.measure)
+                fitness.append(Fitness(rank(entry), questions))
             if self.cut:
                 best = fittest[0] if fittest is not None else Individual(self.optimizer.start, "start")
                 return self.optimizer.so_far or best
             self.generation += 1
 
-    def _by_question(self, entry: Entry, generation: Generation) -> list[float]:
-        if not entry.examples or guards.over(entry):
-            return []
-        return self.evaluator.by_question(entry.examples, self.evaluator.part(generation.part), entry.measure)
-
     def _measured(self, generation: Generation, thinking: float) -> Iterator[tuple[Individual, Entry, bool]]:
-        """Each individual of a generation with its entry, and whether it was measured now, until the budget is spent.
-
-        ``thinking`` are the seconds that the optimiser took to make the generation.
-        """
+        """Each individual with its entry, and whether it was measured now; ``thinking`` are the optimiser's seconds."""
         entries = self.journal.entries
         unit, most = self.args.budget or ("seconds", math.inf)
         names = [self.name(individual, generation) for individual in generation.individuals]
@@ -126,8 +115,7 @@ class Search:
         results = self.measure_all(list(jobs.values()))
         for name, individual in zip(names, generation.individuals, strict=True):
             made = {"generation": self.generation, **vars(individual)}
-            new = jobs.pop(name, None) is not None
-            if new:
+            if new := jobs.pop(name, None) is not None:
                 # What an interrupted search spent before counts too; what it measured is not thrown away.
                 if self.spent[unit] >= most:
                     self.cut = True
@@ -148,19 +136,14 @@ class Search:
 
     def _job(self, individual: Individual, generation: Generation) -> Job:
         factors, part, measure = self.factors(individual), generation.part, generation.measure
-        job = Job(
-            factors,
-            part=part,
-            measure=measure,
-            cutoff=self._cutoff(generation),
-            settle=measure == "score" and guards.settles(self.plain.ended),
-        )
+        settle = measure == "score" and guards.settles(self.plain.ended)
+        job = Job(factors, part=part, measure=measure, cutoff=self._cutoff(generation), settle=settle)
         if measure != "score" or part is not None:
             return job
-        guarded_above = self.plain.fitness + 1e-9  # sums are rounded
+        above = self.plain.fitness + 1e-9  # sums are rounded
         if generation.cutoff is not None:
-            guarded_above = max(guarded_above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
-        return replace(job, guarded_above=guarded_above, plain_rows=self.plain.guard_rows)
+            above = max(above, math.nextafter(generation.cutoff[1] - 1e-12, -math.inf))
+        return replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)
 
     def _cutoff(self, generation: Generation) -> Cutoff | None:
         if not self.args.early_stopping or generation.cutoff is None or generation.measure != "score":
@@ -177,8 +160,7 @@ class Search:
         if known is None or not known.examples:
             job = Job(factors, guarded_above=-math.inf)
             if key != self.uniform(1.0).digest():
-                above = self.plain.fitness + 1e-9
-                job = replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)
+                job = replace(job, guarded_above=self.plain.fitness + 1e-9, plain_rows=self.plain.guard_rows)
             self.journal.record(key, {"origin": name, **self.measured(job)})
         return self.journal.entries[key]
 
@@ -244,7 +226,7 @@ def load(args: argparse.Namespace, lm: Any = None, kind: type[Optimizer] | None 
     kind = kind or optimizers.load(args.optimizer)
     bench = Bench(args, lm, whole=not args.workers or kind.descends)
     evaluator, pool = bench.evaluator("search"), None
-    if args.held_out_examples:  # before the search, as they may be refused
+    if args.held_out_examples:
         try:
             bench.objectives("held_out")
         except UserError as error:
@@ -275,9 +257,8 @@ def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Op
     """An optimiser with its flags, over the layers that are searched."""
     L, grid = evaluator.num_layers - args.skip, not args.continuous
     if L < 2:
-        raise UserError(
-            f"--skip {args.skip}: the model has {evaluator.num_layers} layers, and at least 2 must be left to scale"
-        )
+        left = f"the model has {evaluator.num_layers} layers, and at least 2 must be left to scale"
+        raise UserError(f"--skip {args.skip}: {left}")
     space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
     config = {each.name: getattr(args, each.name) for each in fields(kind.Config) if each.name in args}
     return kind(
@@ -304,8 +285,6 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
     points = space.nearest(tuple((float(x), float(y)) for x, y in points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
-        raise UserError(
-            f"--start: {[list(point) for point in points]} is not searched; expected {space.d + 1} control points with "
-            f"{xs}, and for y {heights(args)}"
-        )
+        expected = f"{space.d + 1} control points with {xs}, and for y {heights(args)}"
+        raise UserError(f"--start: {[*map(list, points)]} is not searched; expected {expected}")
     return points

@@ -1,4 +1,4 @@
-"""What is searched: control points, the individual that holds them, and what is to be measured of it: plain data."""
+"""What is searched: control points, the individual that holds them, and what is to be measured of it."""
 
 from __future__ import annotations
 
@@ -32,25 +32,22 @@ class Individual:
 
 @dataclass(frozen=True)
 class Space:
-    """The control points that may be searched."""
+    """The ``d + 1`` control points that may be searched, over ``L`` scaled layers (App. B).
+
+    ``grid`` is Table 9's, 1 in x and 0.1 in y; ``fixed_x`` leaves x where Eq. 8 puts them.
+    """
 
     L: int
-    """Layers under the curve (App. B: "the number of scaled layers")."""
     d: int = 3
-    """Degree; there are ``d + 1`` control points."""
     grid: bool = True
-    """Table 9's grid, 1 in x and 0.1 in y; otherwise both are continuous."""
     fixed_x: bool = False
-    """Whether x stay where Eq. 8 puts them. With ``d = L - 1`` that is one free factor a layer."""
 
     def __post_init__(self) -> None:
         """Refuse what Eq. 10 leaves no room for."""
         if self.d < 1 or self.L < 2 or (self.grid and self.d > self.L - 1):
-            raise UserError(
-                f"{self.d + 1} control points do not fit {self.L} layer(s): on the grid their x are different whole "
-                f"numbers from 0 to {self.L - 1} (Table 9, Eq. 10); take fewer --control_points, or leave the grid "
-                "(--continuous)"
-            )
+            grid = f"on the grid their x are different whole numbers from 0 to {self.L - 1} (Table 9, Eq. 10)"
+            way = "take fewer --control_points, or leave the grid (--continuous)"
+            raise UserError(f"{self.d + 1} control points do not fit {self.L} layer(s): {grid}; {way}")
 
     @classmethod
     def free(cls, L: int, grid: bool = True) -> Space:
@@ -98,13 +95,14 @@ Examples = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Cutoff:
-    """The fitness below which an individual is of no use, and may be given up (``search.early_stopping``)."""
+    """The fitness of an individual, with its examples' scores; what is less fit may be given up early.
+
+    ``error`` is the highest probability that one is given up which would have reached it.
+    """
 
     fitness: float
     examples: Examples
-    """Every example's score of the individual that has this fitness."""
     error: float
-    """How probable it may be that an individual is given up which would have reached it."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""What a search measures: lm-eval's tasks, their requests built from the examples set aside for it.
-
-Names, groups, tags, patterns and files mean what they mean to ``lm_eval --tasks``; a task by position gets the
-positions and weights of section 4.1.
-"""
+"""What a search measures: lm-eval's tasks, their requests built from the examples set aside for it."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.tasks.manager import Kind
 from yaml import YAMLError
 
+from lpes_eval import flags
 from lpes_eval.data import splits
 from lpes_eval.errors import UserError, first_line
 from lpes_eval.harness import budget, plugin
@@ -33,38 +30,34 @@ POSITIONS = (0.0, 50.0, 100.0)
 
 @dataclass(frozen=True)
 class Column:
-    """A score that counts in the fitness: a task's metric, or, of a task by position, its metric at one position."""
+    """A score that counts in the fitness by its weight: a task's metric, or its metric at one position, in percent."""
 
     name: str
     metric: str
     """Its name among what ``process_results`` gives."""
     weight: float
-    """Its share in the fitness."""
     position: float | None = None
-    """Where the gold item stands, in percent."""
 
 
 @dataclass
 class Objective:
-    """One lm-eval task's share in the fitness, with its requests built."""
+    """One lm-eval task's share in the fitness, with its requests built.
+
+    ``docs`` are the examples, as lm-eval hands them to ``process_results``, and ``numbers`` theirs among all that the
+    task has; ``divided`` says whether we picked them out of a split of the task's own. ``sign`` is -1 where a lower
+    score is better. ``left_out`` are positions whose item is that of another one, with that one: each counts once.
+    """
 
     name: str
     task: Any
     docs: list[dict]
-    """The examples, as lm-eval hands them to ``process_results``."""
     numbers: list[int]
-    """Their numbers among all that the task has."""
     metric: str
     filter: str
-    """The filter whose responses are scored."""
     columns: list[Column]
-    """The scores that count."""
     sign: int
-    """1 where a higher score is better, -1 where a lower one is."""
     divided: bool = False
-    """Whether the examples are part of a split of the task's own, picked by number."""
     left_out: dict[float, float] = field(default_factory=dict)
-    """Positions at which so few items stand where they stand at another one, with that one; each place counts once."""
 
     @property
     def by_position(self) -> bool:
@@ -119,17 +112,15 @@ def load_tasks(
     Args:
         lm: the lm-eval model that will answer.
         tasks: what ``lm_eval --tasks`` takes: names of tasks, groups or tags, patterns, YAML files, folders of these.
-        split: ``search`` or ``held_out``. This project's tasks have both; any other task's examples are divided in two
-            by the same rule (``lpes_eval.data.splits.indices``).
+        split: ``search`` or ``held_out``; other projects' tasks are divided by the rule of ``lpes_eval.data.splits``.
         metadata: as lm-eval's ``--metadata``; so is ``include_path``.
         positions: of a task by position, the ones to ask at; None for all that it has.
-        lambdas: their weights (App. G), scaled to a sum of 1; all the same by default, and with ``positions=None``. Of
-            positions at the same place, the first one's counts.
+        lambdas: their weights (App. G), scaled to a sum of 1; equal by default, and with ``positions=None``.
         weights: one for each of ``tasks``, scaled to a sum of 1; equal by default.
-        metrics: one for each of ``tasks``, ``METRIC`` or ``METRIC,FILTER``; by default the strict one of a task
-            that has two (``PositionTask.STRICT``), else its first.
+        metrics: ``METRIC`` or ``METRIC,FILTER`` for each of ``tasks``; by default ``PositionTask.STRICT``, else the
+            task's first.
         examples: use only so many of the split's examples.
-        **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model (``_build``).
+        **prompting: ``simple_evaluate``'s arguments that say how an example is put to the model.
 
     Raises:
         UserError: names that do not exist, or counts that do not fit each other.
@@ -140,9 +131,7 @@ def load_tasks(
         if values is not None and len(values) != len(tasks):
             raise UserError(f"{len(values)} {name} for {len(tasks)} task(s); give one a task")
     settings = {**(metadata or {}), "split": split}
-    search_seed = settings.get("search_seed", 0)
-    if type(search_seed) is not int:
-        raise UserError(f"search_seed={search_seed!r}: expected a whole number, such as 0 or 1")
+    search_seed = flags.of(flags.whole, "search_seed", settings.get("search_seed", 0))
     if positions is not None:
         settings["positions"] = list(positions)
     manager = _manager(tasks, settings, include_path)
@@ -153,13 +142,16 @@ def load_tasks(
         weight_of = dict(zip(positions, lambdas, strict=True))
     objectives: list[Objective] = []
     prompting |= {"split": split, "search_seed": search_seed, "examples": examples}
-    with plugin.evaluating(lm):  # a benchmark measures its prompts with the model's tokenizer
+    with plugin.evaluating(lm):  # whose tokenizer measures the prompts
         for name, share, metric in zip(tasks, shares, metrics or [""] * len(tasks), strict=True):
             try:
-                loaded = _find(manager, name)
+                loaded = manager.load(_resolve(manager, name))["tasks"]
+            except KeyError as unknown:
+                way = "give its folder as --include_path"
+                raise UserError(f"{name}: names a task that is not known ({unknown.args[0]}); {way}") from None
             except OSError as error:  # of the Hub too
                 raise UserError(f"{name}: its data cannot be loaded ({first_line(error)})") from error
-            found = [_build(lm, task, metric, **prompting) for task in loaded]
+            found = [_build(lm, task, metric, **prompting) for task in loaded.values()]
             total = sum(len(objective.docs) for objective in found)  # examples count the same, as in lm-eval's groups
             for objective in found:
                 objective.columns = _columns(objective, share * len(objective.docs) / total, weight_of)
@@ -205,20 +197,11 @@ def _listed(*folders: str) -> TaskManager:
     return TaskManager(include_path=list(folders))
 
 
-def _find(manager: TaskManager, name: str) -> list[Any]:
-    try:
-        return list(manager.load(_resolve(manager, name))["tasks"].values())
-    except KeyError as unknown:
-        raise UserError(
-            f"{name}: names a task that is not known ({unknown.args[0]}); give its folder as --include_path"
-        ) from None
-
-
 def _resolve(manager: TaskManager, name: str) -> list[Any]:
     """What ``name`` stands for, read as ``lm_eval --tasks`` reads it: names, or the configurations in YAML files.
 
-    lm-eval refuses a pattern that fits a group and members of it, as ``kv_retrieval*`` does; here such a pattern stands
-    for the tasks that it fits, and for groups and tags only where it fits no task.
+    A pattern stands for the tasks that it fits, and for groups and tags only where it fits no task; lm-eval refuses one
+    that fits both.
     """
     if name in manager.all_tasks:
         return [name]
@@ -281,13 +264,10 @@ def _build(
         task.set_config(key="num_fewshot", value=0)
     task.set_fewshot_seed(seed=fewshot_random_seed)
     samples = None
-    if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours: divide it here
+    if "split_seed" not in (task.config.metadata or {}).get("source", {}):  # not a benchmark of ours
         if (shots := task.get_config("num_fewshot")) and _shows_what_it_asks(task):
-            raise UserError(
-                f"{task.task_name}: the {shots} examples before a question come from the split that is evaluated, so a "
-                "search would see held-out questions and their answers; take --num_fewshot 0, or a copy of the task "
-                "with another fewshot_split"
-            )
+            way = "take --num_fewshot 0, or a copy of the task with another fewshot_split"
+            raise UserError(f"{task.task_name}: the {shots} examples before a question may be held-out ones; {way}")
         samples = sorted(_divide(task, split, search_seed)[:examples])  # lm-eval goes through them in this order
     left_out = task.left_out if isinstance(task, PositionTask) else {}
     limit, chat = None if samples is not None else examples, bool(apply_chat_template)

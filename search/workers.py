@@ -1,7 +1,6 @@
 """A search on several GPUs or machines: Ray actors, each with the model and the tasks loaded once.
 
-An individual is the unit of work. The driver hands one to each worker that is free, and takes the results in the order
-of asking. So a search measures the same whatever the number of workers, and whoever is lost on the way.
+The driver hands an individual to each worker that is free, and takes the results in the order of asking.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class Worker(Bench):
     def __init__(self, args: dict[str, Any], folder: str, threads: int) -> None:
         import torch
 
-        with suppress(OSError):  # a machine without this folder needs none, or says what it misses
+        with suppress(OSError):  # a machine may need no such folder
             os.chdir(folder)
         torch.set_num_threads(threads)
         super().__init__(Namespace(**args))
-        self.guards("search")  # whatever can be refused is refused now
+        self.guards("search")
         engine = self.evaluator("search").engine
         self._described: dict[str, Any] = {"node": os.uname().nodename, "packages": packages()}
         self._described |= {"model": engine.fingerprint(), "weights": engine.weights()}
@@ -55,14 +54,14 @@ class Pool:
         gpus, have = args.gpus_per_worker, ray.cluster_resources()
         cores = int(have.get("CPU", 1))
         room = int(have.get("GPU", 0) / gpus) if gpus else cores
-        if args.workers > room and not args.ray_address:  # a cluster may grow
+        if args.workers > room and not args.ray_address:
             raise UserError(f"--workers {args.workers}: this machine has room for {room} (--gpus_per_worker {gpus:g})")
         largest = max(int(node["Resources"].get("CPU", 1)) for node in ray.nodes() if node["Alive"])
         cpus = 1 if gpus else max(1, min(largest, cores // args.workers))
         actor: Any = ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)
         own = {**vars(args), "workers": None, "ray_address": None, "output": None}
         self._workers = [actor.remote(own, os.getcwd(), cpus) for _ in range(args.workers)]
-        self._starting: dict[Any, Any] = {}  # what each worker says of itself, once it is there
+        self._starting: dict[Any, Any] = {}
         for worker in self._workers:
             self._begin(worker)
         self._idle: deque[Any] = deque()
@@ -109,7 +108,8 @@ class Pool:
                             else:
                                 results[job] = {"failed": f"{DEATHS} workers died while they measured it"}
                 yield results.pop(number)
-        finally:  # whoever is at work on what nobody waits for is free when it answers again
+        finally:
+            # whoever is at work on what nobody waits for is free when it answers again
             for _, worker in running.values():
                 self._begin(worker)
 
@@ -145,9 +145,8 @@ class Pool:
         own, node = packages(), described["node"]
         for name, version in described["packages"].items():
             if own.get(name) != version:
-                raise UserError(
-                    f"the worker on {node} has {name} {version}, not {own.get(name)}; install the driver's versions"
-                )
+                text = f"has {name} {version}, not {own.get(name)}; install the driver's versions"
+                raise UserError(f"the worker on {node} {text}")
         self._first = self._first or described
         if described["model"] != self._first["model"]:
             raise UserError(f"the worker on {node} has another model than the first worker")
@@ -155,7 +154,8 @@ class Pool:
 
 def start_ray(address: str | None) -> Any:
     """The module ``ray``, joined to the cluster at ``address`` or to one on this machine alone."""
-    if not address:  # the name is of another system's; what it does is to bind every port to 127.0.0.1
+    if not address:
+        # the name is of another system's; what it does is to bind every port to 127.0.0.1
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: they are the search, not a side job
@@ -166,9 +166,9 @@ def start_ray(address: str | None) -> Any:
     if ray.is_initialized():
         return ray
     dashboard = None if address else False
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": dashboard}
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        ray.init(address=address or "local", **options)
+        ray.init(address=address or "local", include_dashboard=dashboard, **options)
     except Exception as error:  # of several classes, one of which is Exception itself
         where = "--workers: Ray did not start on this machine"
         if address:

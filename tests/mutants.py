@@ -242,7 +242,7 @@ MUTANTS = {
     ),
     "no factors are handed over without their guards": Mutant(
         "search/run.py",
-        "job = replace(job, guarded_above=above, plain_rows=self.plain.guard_rows)",
+        "job = replace(job, guarded_above=self.plain.fitness + 1e-9, plain_rows=self.plain.guard_rows)",
         "job = replace(job, guarded_above=math.inf)",
         (f"{SEARCH}/test_made_up_models.py",),
     ),

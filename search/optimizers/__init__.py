@@ -1,8 +1,4 @@
-"""The optimisers of a search, one file each: a file in this folder that defines ``OPTIMIZER`` is one of them.
-
-A name on the command line is the file's name. Each is a generator that yields individuals and gets back their fitness;
-none knows what it optimises.
-"""
+"""The optimisers of a search: each file in this folder defines one as ``OPTIMIZER``, and its name is a choice."""
 
 from __future__ import annotations
 
@@ -19,5 +15,4 @@ def names() -> list[str]:
 
 def load(name: str) -> type[Optimizer]:
     """The optimiser of that name."""
-    optimizer: type[Optimizer] = import_module(f"{__name__}.{name}").OPTIMIZER
-    return optimizer
+    return import_module(f"{__name__}.{name}").OPTIMIZER

@@ -5,10 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from lpes_eval.errors import UserError
 from search.space import Y_START, Individual, Points, Space
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,9 @@ def setting(default: Any, type: Any, help: str, metavar: str = "N") -> Any:
 
 
 class Fitness(float):
-    """An individual's fitness, higher is better; ``questions`` has what each question came to, and their mean is it.
+    """An individual's fitness, higher is better: the mean of what its ``questions`` came to.
 
-    There are no questions where the fitness is no mean, and where an individual was given up or worsens a guard.
+    There are none where it is no mean, and where an individual was given up or worsens a guard.
     """
 
     questions: Sequence[float]
@@ -41,18 +43,16 @@ class Generation:
     """Individuals to be measured before the search goes on."""
 
     individuals: list[Individual]
-    """In the order in which their fitness is sent back."""
     part: tuple[int, int] | None = None
     """The first of the search examples on which they are measured, and the one after the last; None for all."""
     cutoff: tuple[Points, float] | None = None
     """An individual that was measured on the same examples, and a fitness; what is less fit may be given up early."""
     measure: Literal["score", "likelihood"] = "score"
-    """What their fitness is: the tasks' score, or the likelihood of the reference answers, in nats a token, with the
-    weights of the score. Nothing is given up early by its likelihood."""
+    """The tasks' score, or the likelihood of the reference answers, in nats a token, with the weights of the score."""
 
 
-Steps = Generator[Generation, Sequence[Fitness], Individual]
-"""Yields generations, is sent their fitness (higher is better), and returns the individual that it ends with."""
+Steps = Generator[Generation, Sequence[Fitness], T]
+"""Yields generations, is sent their fitness (higher is better), and returns what it ends with."""
 
 
 class Optimizer:
@@ -61,9 +61,9 @@ class Optimizer:
     Args:
         space: the control points that may be searched.
         config: the optimiser's settings.
-        generations: generations after the initial one (T).
+        generations: after the initial one (T).
         start: the individual to set out from; by default Eq. 8.
-        seed: of everything random, so that it gives the same search anywhere.
+        seed: of everything random.
         model: an lm-eval model and the tasks measured, for an optimiser that looks into the model.
         examples: how many search examples there are of each task at least.
         measure: what few questions are measured by: ``score`` where the likelihood of the answers cannot be.
@@ -71,9 +71,7 @@ class Optimizer:
 
     Config: ClassVar[type[Config]] = Config
     title: ClassVar[str] = ""
-    """One line for ``--help``."""
     default_start: ClassVar[float] = Y_START
-    """The factor in every layer that it sets out from without ``--start``."""
     free: ClassVar[bool] = False
     """Whether it searches one factor a layer, whatever ``--curve`` says."""
     descends: ClassVar[bool] = False
@@ -81,9 +79,8 @@ class Optimizer:
     max_evaluations: int
     """The most individuals that it yields; a subclass sets it in ``_set_up``."""
     max_effort: float
-    """The same, in measurements on all search examples."""
+    """The same, in measurements on all search examples; ``expected_effort`` are about those that it will take."""
     expected_effort: float
-    """About how many of these it is likely to take, for the estimates of the time."""
     so_far: Individual | None = None
     """What it would end with now; None stands for the fittest."""
     said: str = ""
@@ -120,7 +117,7 @@ class Optimizer:
     def settle(cls, args: Namespace) -> None:
         """Set the flags that this optimiser decides itself; ``UserError`` names one that it cannot search with."""
 
-    def search(self) -> Steps:
+    def search(self) -> Steps[Individual]:
         """The search, from its first generation to the individual that it ends with."""
         raise NotImplementedError
 
@@ -132,6 +129,5 @@ def drive(optimizer: Optimizer, measure: Callable[[Generation], Sequence[Any]]) 
         try:
             generation = steps.send(fitness)  # type: ignore[arg-type]
         except StopIteration as end:
-            best: Individual = end.value
-            return best
+            return end.value
         fitness = measure(generation)

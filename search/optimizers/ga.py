@@ -42,9 +42,8 @@ class GeneticAlgorithm(Optimizer):
         >>> [y for _, y in best.points]
         [1.2, 1.2, 1.2, 1.2]
 
-    Both children of a crossover are measured; the fitter one enters the next population. Parents keep their fitness:
-    answers are decoded greedily, so measuring it again would give the same number. Ties are broken at random, anew in
-    each generation: where all are equally fit, the population drifts and is not stuck.
+    Both children of a crossover are measured; the fitter one enters the next population. Parents keep their fitness.
+    Ties are broken at random, anew in each generation.
     """
 
     Config = GeneticConfig
@@ -59,10 +58,10 @@ class GeneticAlgorithm(Optimizer):
         self._M_x, self._M_y = 0 if self.space.fixed_x else c.max_dx, c.max_dy
         self.max_evaluations = c.population + self.generations * (c.mutations + 2 * c.crossovers)
 
-    def search(self) -> Steps:
+    def search(self) -> Steps[Individual]:
         """Algorithm 1; of siblings, which are listed together, only the fittest enters the next population."""
         rng = Random(self.seed)
-        S: dict[Points, float] = {}  # S_i with its fitness: a set, as the union of line 7 makes it
+        S: dict[Points, float] = {}  # S_i with its fitness
         S_pa: list[Points] = []
         measured: list[tuple[Individual, float]] = []
         offspring = [[Individual(self.start, "start")]]  # line 1
@@ -85,7 +84,8 @@ class GeneticAlgorithm(Optimizer):
     def _fittest_first(self, points: Iterable[Points], fitness: Mapping[Points, float], i: int) -> list[Points]:
         """In order of their fitness. Ties are broken at random, so that those drawn first have no advantage."""
 
-        def lot(P: Points) -> float:  # the same whatever the fitness of others, who may have been given up early
+        def lot(P: Points) -> float:
+            # the same whatever the fitness of others, who may have been given up early
             return stream("lot", self.seed, i, repr(P)).random()
 
         return sorted(points, key=lambda P: (-fitness[P], lot(P)))
@@ -113,7 +113,7 @@ class GeneticAlgorithm(Optimizer):
                 low = max(0 if k == 0 else x[k - 1], x[k] - self._M_x)  # Eq. 9
                 high = min(self.space.L - 1 if k == last else x[k + 1], x[k] + self._M_x)
                 x_new.append(self.space.uniform(low, high, X_STEPS, rng))
-            if all(a < b for a, b in pairwise(x_new)):  # neighbours' bounds touch, so two x may have met
+            if all(a < b for a, b in pairwise(x_new)):
                 break
         else:
             x_new = x

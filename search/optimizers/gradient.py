@@ -1,8 +1,4 @@
-"""Gradient descent on the factors (App. C): the negative control.
-
-The factors are the only parameters; the loss is the cross-entropy of the reference answer's tokens behind the prompt
-(``search.answer_loss``). The paper finds that this makes the model worse.
-"""
+"""Gradient descent on the factors (App. C): the negative control, which in the paper makes the model worse."""
 
 from __future__ import annotations
 
@@ -29,8 +25,8 @@ class GradientConfig(Config):
 class GradientDescent(Optimizer):
     """Adam on the factors of all layers, an epoch a generation, kept between 1 and 2.
 
-    It ends with the individual of the last epoch, not the fittest one: what descending leads to. A search that goes on
-    descends again from its start, as nothing but the fitness is in the journal.
+    The loss is the cross-entropy of the reference answers (``search.answer_loss``). It ends with the individual of the
+    last epoch, not the fittest one. A search that goes on descends again from its start.
     """
 
     Config = GradientConfig
@@ -42,12 +38,10 @@ class GradientDescent(Optimizer):
         """No grid, and nothing to give up early; at least one batch an epoch."""
         args.continuous, args.early_stopping = True, "off"
         if args.epoch_samples < args.gradient_batch:
-            raise UserError(
-                f"--epoch_samples {args.epoch_samples}: less than one --gradient_batch, {args.gradient_batch}"
-            )
+            raise UserError(f"--epoch_samples {args.epoch_samples}: less than --gradient_batch {args.gradient_batch}")
 
     def _set_up(self, model: Any) -> None:
-        from search.answer_loss import AnswerLoss  # imports torch, which --help does not need
+        from search.answer_loss import AnswerLoss
 
         self._loss = AnswerLoss(*model) if isinstance(model, tuple) else model
         self._steps = self.config.epoch_samples // self.config.gradient_batch
@@ -56,7 +50,7 @@ class GradientDescent(Optimizer):
         samples = f"{self.generations} x {steps * batch:,} examples"
         self.also = f"{samples} forwards and backwards, {steps} batches of {batch}"
 
-    def search(self) -> Steps:
+    def search(self) -> Steps[Individual]:
         """Yield the start and the end of each epoch; end with the last."""
         import torch
 

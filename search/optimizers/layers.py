@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
 from lpes_eval.flags import at_least
-from search.optimizers.base import Config, Fitness, Generation, Optimizer, Steps, setting
+from search.optimizers.base import Config, Generation, Optimizer, Steps, setting
 from search.space import Individual, Points
 
 Band = tuple[int, int]
@@ -17,8 +17,7 @@ Band = tuple[int, int]
 Change = Mapping[Band, float]
 """What the factors of bands are multiplied by; a layer obeys the narrowest band that it is in."""
 
-LOW, HIGH = 0.5, 2.0
-"""Factors that are searched."""
+LOW, HIGH = 0.5, 2.0  # factors
 STEPS = (0.5, 0.8, 1.25)
 MAP = ((None, 2), (16, 4), (8, 12))
 """Of the map, how many entries are measured (None: all), and on how many questions that are new to it."""
@@ -64,19 +63,13 @@ class Gain:
 
 
 class LayerSearch(Optimizer):
-    """Find the layers whose factors matter, put together what helps, and let the score judge.
+    """Find the layers whose factors matter, put together what helps, and let the score judge (``docs/search.md``).
 
-    1. A map: every layer, the whole stack, its halves and quarters, each by three steps down and up, on two questions;
-       the best of them on others, and the best of these on others again. Fitness is the likelihood of the reference
-       answers, which sees more in a question than its score and decodes nothing. If on the last questions no entry is
-       better than the start beyond chance (paired by question, Wilcoxon, Bonferroni), there is nothing to find.
+    1. A map: every layer, the whole stack, its halves and quarters by each step, measured by the likelihood of the
+       reference answers. If no entry is better than the start beyond chance, there is nothing to find.
     2. The best entry is changed, round after round, each on questions of its own: another entry joins in, or a step
        becomes larger or smaller. What gains most is kept, if that is not chance either.
-    3. The last combination and the best step of the whole stack (PI) are judged by the score on all search examples,
-       and then, as long as they may be fitter, the combinations before it and the last one with halved steps. The
-       fittest is kept if it is fitter than the start, and its first bands are tuned by small steps.
-
-    It draws nothing at random.
+    3. The score judges, on all search examples, and the fittest is tuned by small steps. Nothing is drawn at random.
     """
 
     Config = LayerConfig
@@ -100,7 +93,7 @@ class LayerSearch(Optimizer):
         self.max_effort = sum(number * min(1.0, n / self.examples) for number, n in stages) + judged
         self.expected_effort = 2 / 3 * self.max_effort
 
-    def search(self) -> Steps:
+    def search(self) -> Steps[Individual]:
         """End with the start where nothing is found, or where the score does not confirm it."""
         start = self.so_far = Individual(self.start, "start")
         entries = yield from self._map()
@@ -110,7 +103,7 @@ class LayerSearch(Optimizer):
         best = yield from self._judge(path)
         return (yield from self._tune(best)) if best else start
 
-    def _map(self) -> Generator[Generation, Sequence[Fitness], list[Gain]]:
+    def _map(self) -> Steps[list[Gain]]:
         """The entries that are beyond chance, the best first, one a band, with their gains on the last questions."""
         gains = [Gain({band: step}) for band in self._bands for step in STEPS]
         for most, questions in MAP:
@@ -134,8 +127,7 @@ class LayerSearch(Optimizer):
             best.setdefault(band, new)
         return [*best.values()]
 
-    def _combine(self, entries: Sequence[Change]) -> Generator[Generation, Sequence[Fitness], list[Change]]:
-        """What the best entry becomes, change after change."""
+    def _combine(self, entries: Sequence[Change]) -> Steps[list[Change]]:
         path = [entries[0]]
         for _ in range(ROUNDS):
             self.so_far = Individual(self._points(path[-1]), "combination")
@@ -153,7 +145,7 @@ class LayerSearch(Optimizer):
             path.append(best.change)
         return path
 
-    def _judge(self, path: Sequence[Change]) -> Generator[Generation, Sequence[Fitness], Change | None]:
+    def _judge(self, path: Sequence[Change]) -> Steps[Change | None]:
         """The fittest by the score on all examples; None where that is the start."""
         nearer = {band: round(step**0.5, 3) for band, step in path[-1].items()}
         last, *others = path[::-1][: self.config.judged]
@@ -170,7 +162,7 @@ class LayerSearch(Optimizer):
             return None
         return changes[self._fitness.index(self._kept)]
 
-    def _tune(self, center: Change) -> Generator[Generation, Sequence[Fitness], Individual]:
+    def _tune(self, center: Change) -> Steps[Individual]:
         """Small steps of the first bands, by the score on all examples; whatever gains is kept."""
         fitness, known = self._kept, {self._points(center)}
         for step in TUNING:
@@ -198,9 +190,7 @@ class LayerSearch(Optimizer):
                 fitness, center, moves = gainful[0][0], moves[gainful[0][1]], [together]
         return Individual(self._points(center), "kept")
 
-    def _compare(
-        self, center: Change, changes: Sequence[Change], questions: int, origin: str
-    ) -> Generator[Generation, Sequence[Fitness], list[Gain]]:
+    def _compare(self, center: Change, changes: Sequence[Change], questions: int, origin: str) -> Steps[list[Gain]]:
         """What each change gains on the center, on the next questions."""
         first = self._asked if self._asked + questions <= self.examples else 0
         self._asked = end = min(first + questions, self.examples)
@@ -228,7 +218,7 @@ class Map(LayerSearch):
 
     entries: list[Gain] | None = None
 
-    def search(self) -> Steps:
+    def search(self) -> Steps[Individual]:
         """End with the start."""
         self.entries = yield from self._map()
         return Individual(self.start, "start")

@@ -16,7 +16,6 @@ from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from lpes_eval.report import figures, sources
 from search import guards
-from search.config import metadata_of
 from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command, smallest_gain
 
 if TYPE_CHECKING:
@@ -86,12 +85,6 @@ def short(difference: Difference) -> str:
     return f"{difference.difference:+.4f}{interval}"
 
 
-def share(place: dict[str, Any]) -> str:
-    """A score at a position, and its interval, in percent."""
-    ends = "{:.0f} to {:.0f}".format(*(100 * end for end in place["interval"])) if place["interval"] else "–"
-    return f"{100 * place['score']:.0f} ({ends})"
-
-
 @cache
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -102,7 +95,6 @@ def _templates() -> Any:
         "direction": direction,
         "label": label,
         "p_value": p_value,
-        "share": share,
         "mean": lambda scores, task: sum(scores[column.name] for column in task.columns) / len(task.columns),
         "short": short,
         "thousands": "{:,}".format,
@@ -117,7 +109,6 @@ def render(template: str, **values: Any) -> str:
 
 
 def _of(search: Search) -> dict[str, Any]:
-    """What the templates know of a search."""
     return {
         "search": search,
         "args": search.args,
@@ -143,7 +134,7 @@ def duration(search: Search) -> str:
     """How long the search may take, by two batches that are answered now."""
     prompts, taken = (search.pool or search.bench).time_two_batches()
     also = f", not counting {search.optimizer.also}" if search.optimizer.also else ""
-    effort = search.optimizer.expected_effort + 1  # the plain model
+    effort = search.optimizer.expected_effort + 1
     return f"Time         {prompts} prompts took {seconds(taken)}, so {_time(search, effort, taken / prompts)}{also}\n"
 
 
@@ -201,15 +192,12 @@ def _smallest_gains(search: Search, outcome: Outcome) -> list[str]:
         tasks, where, plain = search.evaluator.objectives, "search examples", outcome.plain
         individuals = (one for one in search.journal.individuals if one.examples and one.measure == "score")
         others = [entry for entry in individuals if entry.factor != 1.0]
-        if not others and search.optimizer.said:  # it says what it would have seen
+        if not others and search.optimizer.said:
             return []
         other = max(others, key=lambda entry: (entry.prompts, entry.fitness), default=None)
-    gains = [(task, smallest_gain(task, plain, other)) for task in tasks]
-    return [
-        f"{task.title}: a gain of less than {gain:.4f} may have gone unseen on these {where}."
-        for task, gain in gains
-        if gain is not None
-    ]
+    gains = {task.title: smallest_gain(task, plain, other) for task in tasks}
+    text = "{}: a gain of less than {:.4f} may have gone unseen on these {}."
+    return [text.format(title, gain, where) for title, gain in gains.items() if gain is not None]
 
 
 def summary(search: Search, outcome: Outcome) -> str:
@@ -220,7 +208,7 @@ def summary(search: Search, outcome: Outcome) -> str:
         **_of(search),
         outcome=outcome,
         held_out=held_out,
-        search_sample=metadata_of(args)["search_seed"],
+        search_sample=args.metadata.get("search_seed", args.search_seed),
         verdict=verdict(search, outcome),
         entries={PLAIN: outcome.plain} | ({} if outcome.nothing else {FOUND: outcome.best}),
         command=reproduce_command(args, held_out.tasks, outcome.file) if held_out else "",
@@ -229,7 +217,6 @@ def summary(search: Search, outcome: Outcome) -> str:
 
 
 def _totals(search: Search) -> dict[str, Any]:
-    """What the individuals of a search came to together."""
     individuals = search.journal.individuals
     return {
         "evaluated": len(individuals),
@@ -240,10 +227,10 @@ def _totals(search: Search) -> dict[str, Any]:
     }
 
 
-def differences(held_out: HeldOut) -> list[dict[str, Any]]:
-    """What the found factors gain over the others, as plain data."""
+def proof(held_out: HeldOut) -> dict[str, Any]:
+    """What the found factors gain over the others on held-out examples, and cost the guards, as plain data."""
     signs = {task.name: task.sign for task in held_out.tasks}
-    return [
+    differences = [
         {
             "task": task,
             "found_minus": name,
@@ -255,6 +242,8 @@ def differences(held_out: HeldOut) -> list[dict[str, Any]]:
         }
         for (task, name), comparison in held_out.comparisons.items()
     ]
+    guarded = {name: guard.to_dict() for name, guard in held_out.guards.items()}
+    return {"differences": differences, "guards": guarded}
 
 
 def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
@@ -273,12 +262,11 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     if args.early_stopping:
         data["stopped_early_error"] = args.early_stopping_error
     if held_out is not None:
-        data["guards"] = {name: guard.to_dict() for name, guard in held_out.guards.items()}
+        data |= proof(held_out)
         data["held_out"] = {
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}
             for name, measured in held_out.measured.items()
         }
-        data["differences"] = differences(held_out)
     write_atomically(folder / "report.json", json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
     draw(folder, outcome)
 

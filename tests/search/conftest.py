@@ -10,34 +10,21 @@ from lpes_eval import rope
 from search import bench, ga
 from search.report import pages
 
-LAYERS = 3
-
 
 @pytest.fixture(scope="session")
 def toy_lm():
     """An ``lpes`` model: a Llama with large random weights, so that factors change answers and ties do not occur."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoTokenizer
 
     from lpes_eval import reference
     from lpes_eval.methods.lpes import LPES
+    from tiny_models import tiny_config, tiny_model
 
     tokenizer = AutoTokenizer.from_pretrained(reference.path())
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=1024,
-        initializer_range=0.25,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval()
+    options = {name: getattr(tokenizer, name) for name in ("pad_token_id", "eos_token_id", "bos_token_id")}
+    options |= {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    options |= {"num_key_value_heads": 1, "max_position_embeddings": 1024, "initializer_range": 0.25}
+    model = tiny_model(tiny_config("llama", **options))
     return LPES(pretrained=model, tokenizer=tokenizer, batch_size=5, device="cpu")
 
 

@@ -73,7 +73,6 @@ def test_poor_individuals_are_given_up_soon(accuracy, at_most):
 
 def test_what_is_proved_is_given_up_whatever_the_error_rate():
     """The last of the questions cannot make up for the first ones any more."""
-    assert run([1.0] * 10, [0.0] * 10, range(10), error=1e-300) <= 10
     assert run([1.0] * 120 + [0.0] * 80, [0.0] * 200, range(200), error=1e-300) == 82  # 81 wrong ones are the proof
 
 

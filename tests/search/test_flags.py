@@ -37,21 +37,11 @@ def test_whatever_says_how_a_task_is_measured_reaches_it():
     flags += " --positions 0,100 --lambdas 1,3 --task_weights 2,1 --metrics acc;em --include_path tasks"
     flags += " --num_fewshot 2 --fewshot_seed 7 --apply_chat_template --fewshot_as_multiturn false"
     flags += " --system_instruction Be_brief. --gen_kwargs max_gen_toks=3 --confirm_run_unsafe_code"
-    assert config.task_options(config.parse(flags.split())) == {
-        "metadata": {"pretrained": "x", "search_seed": 5, "num_keys": 9},
-        "positions": [0.0, 100.0],
-        "lambdas": [1.0, 3.0],
-        "weights": [2.0, 1.0],
-        "metrics": ["acc", "em"],
-        "include_path": "tasks",
-        "num_fewshot": 2,
-        "fewshot_random_seed": 7,
-        "apply_chat_template": True,
-        "fewshot_as_multiturn": False,
-        "system_instruction": "Be_brief.",
-        "gen_kwargs": {"max_gen_toks": 3},
-        "confirm_run_unsafe_code": True,
-    }
+    expected = {"metadata": {"pretrained": "x", "search_seed": 5, "num_keys": 9}, "include_path": "tasks"}
+    expected |= {"positions": [0, 100], "lambdas": [1, 3], "weights": [2, 1], "metrics": ["acc", "em"]}
+    expected |= {"num_fewshot": 2, "fewshot_random_seed": 7, "apply_chat_template": True, "fewshot_as_multiturn": False}
+    expected |= {"system_instruction": "Be_brief.", "gen_kwargs": {"max_gen_toks": 3}, "confirm_run_unsafe_code": True}
+    assert config.task_options(config.parse(flags.split())) == expected
 
 
 def test_the_start_is_a_number_or_a_file(tmp_path):
@@ -89,28 +79,20 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
         (["--limit", "3"], "--limit is lm_eval's; --examples and"),
         (["--budget", "1 day"], "--budget: expected 90s, 10m, 2h or"),
         (["--engine_args", "max_num_seqs=4"], "--engine_args: they are vLLM's"),
-    ],
-)
-def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(flags, message):
-    with pytest.raises(UserError, match=message) as refused:
-        config.parse(flags)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
         (["--tasks", "zeroscrolls"], "ZeroSCROLLS has no examples to search on"),
         (["--guard", "toyy"], "--guard toyy: no task, group or tag is called 'toyy'"),
         (["--tasks", "FOLDER/empty.yaml"], "empty.yaml: cannot be read as tasks"),
         (["--model_args", "batch_size=4"], "--model_args batch_size=...: .* --batch_size"),
     ],
 )
-def test_what_no_search_can_take_is_refused_before_a_model_is_loaded(tmp_path, few_tasks, monkeypatch, flags, message):
+def test_what_cannot_be_run_is_refused_in_one_line_before_a_model_is_loaded(
+    tmp_path, few_tasks, monkeypatch, flags, message
+):
     monkeypatch.setattr("lpes_eval.methods.lpes.LPES.create_from_arg_obj", lambda *args, **kwargs: 1 / 0)
     (tmp_path / "empty.yaml").touch()
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as refused:
         run.load(config.parse([flag.replace("FOLDER", str(tmp_path)) for flag in flags]))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_program_searches_as_the_command_does(command, task_folder, tmp_path, capsys):
@@ -146,4 +128,4 @@ def test_a_program_hands_over_what_the_command_line_would_take(tmp_path):
     flags |= {"metrics": ["acc,none", "em"], "continuous": True, "num_fewshot": None}
     typed = "--positions 50,0 --guard gsm8k --guard ppl::0.2 --tasks kv_retrieval,mdqa_pos gsm8k"
     typed += f" --output {tmp_path}/x --metadata num_keys=25 --metrics acc,none;em --continuous"
-    assert config.given(parser.words(flags)) == config.given(typed.split())
+    assert config.read(parser.words(flags)) == config.read(typed.split())

@@ -51,38 +51,29 @@ def test_positions_are_drawn_by_their_weights(loss):
 class Planned:
     """A loss whose gradients are given."""
 
-    def __init__(self, gradients):
-        self.num_layers, self.gradients = 3, iter(gradients)
+    num_layers = 3
+    choose = staticmethod(lambda uniform, other: (0, 0))
 
-    def choose(self, uniform, other):
-        return 0, 0
+    def __init__(self, gradients):
+        self.gradients = iter(gradients)
 
     def __call__(self, factors, numbers):
         return 0.0, next(self.gradients)
 
 
-def descent(loss, generations, **settings):
-    config = GradientConfig(**({"epoch_samples": 2, "gradient_batch": 2, "learning_rate": 0.05} | settings))
-    return GradientDescent(Space.free(3, grid=False), config, generations=generations, model=loss, seed=1)
-
-
-def followed(optimizer):
-    """The factors of every generation."""
-    generations = []
+def test_each_step_is_adams_and_stays_within_the_bounds_of_equation_9():
+    """Algorithm 1 of arXiv 1412.6980, written out."""
+    gradients = [[0.1, -2.0, 0.0], [0.3, 1.0, -0.2], [-0.5, 0.4, 0.1], *[[1.0, -1.0, 0.0]] * 50]
+    config, generations = GradientConfig(epoch_samples=2, gradient_batch=2, learning_rate=0.05), []
+    optimizer = GradientDescent(Space.free(3, grid=False), config, generations=53, model=Planned(gradients), seed=1)
 
     def measure(generation):
         generations.extend([y for _, y in individual.points] for individual in generation.individuals)
         return [0.0]
 
     last = drive(optimizer, measure)
-    assert [y for _, y in last.points] == generations[-1]  # not the fittest, which is the first
-    return generations
-
-
-def test_each_step_is_adams_and_stays_within_the_bounds_of_equation_9():
-    """Algorithm 1 of arXiv 1412.6980, written out."""
-    gradients = [[0.1, -2.0, 0.0], [0.3, 1.0, -0.2], [-0.5, 0.4, 0.1], *[[1.0, -1.0, 0.0]] * 50]
-    _, *ours = followed(descent(Planned(gradients), 53))
+    _, *ours = generations
+    assert [y for _, y in last.points] == ours[-1]  # not the fittest, which is the first
     m, v, s = [0.0] * 3, [0.0] * 3, [1.5] * 3
     for t, (g, factors) in enumerate(zip(gradients[:3], ours, strict=False), 1):
         for h in range(3):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from lpes_eval import rope
 from lpes_eval.engine import harness
 from lpes_eval.methods.lpes import LPES
 from search import bench as bench_module
@@ -42,22 +43,14 @@ class Answers(harness.HarnessEngine):
         )
 
 
-def likelihood(evaluator, factors, part=None):
+def log_likelihoods(model, answers):
     """In place of the likelihood of the right answers: the logarithm of how probable they are, and some chance."""
-    factors = factors.per_layer(evaluator.num_layers)
-    examples = {name: [None] * len(objective.docs) for name, (objective, _) in evaluator.columns.items()}
-    for u in range(len(evaluator.questions)) if part is None else part:
-        for objective, number in evaluator.questions[u]:
-            Answers.question = number
-            keys = objective.task.config.metadata.get("num_keys")
-            for column in objective.columns:
-                probable = Answers.right(factors, keys, column.position)
-                drawn = luck(objective.docs[number]["question_id"], factors)
-                examples[column.name][number] = math.log(max(probable, 0.01)) + 0.01 * drawn
-    values = {name: [value for value in row if value is not None] for name, row in examples.items()}
-    scores = {name: sum(row) / len(row) for name, row in values.items()}
-    fitness = sum(column.weight * scores[name] for name, (_, column) in evaluator.columns.items())
-    return evaluator_module.Measured(fitness, scores, examples)
+    factors, values = tuple(rope.applied(model)), []
+    for task, request, position in answers:
+        Answers.question = request.doc_id
+        probable = Answers.right(factors, task.config.metadata.get("num_keys"), position)
+        values.append(math.log(max(probable, 0.01)) + 0.01 * luck(request.doc["question_id"], factors))
+    return values
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +74,9 @@ def search(lm, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "is_cut", lambda *_: False)  # counting tokens takes longer than the search
     engine_for = lambda lm, requests, **speed: (Answers(lm, requests), None)  # noqa: E731
     monkeypatch.setattr(evaluator_module, "engine_for", engine_for)
-    monkeypatch.setattr(evaluator_module.Evaluator, "likelihood", likelihood)
+    gold_answer = lambda lm, objective, request, position: (objective.task, request, position)  # noqa: E731
+    monkeypatch.setattr(evaluator_module, "gold_answer", gold_answer)
+    monkeypatch.setattr(evaluator_module, "log_likelihoods", log_likelihoods)
 
     def call(right, *flags, folder="out", status=0):
         monkeypatch.setattr(Answers, "right", staticmethod(right))

@@ -9,14 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from lpes_eval import factors as factors_file
+import toy_search
 from lpes_eval.compare.statistics import Difference
 from lpes_eval.entries import Entry, GuardCheck
-from search import config, ga, guards, run
+from search import config, ga, guards
 from search.evaluator import Evaluator
 from search.guards import Guard, rank
 from search.held_out import HeldOut, reproduce_command
+from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
 from search.report.pages import Outcome
+from search.space import Space
 from small_searches import SMALL, found, journal, report
 
 
@@ -35,18 +37,15 @@ def between(low, high, p=0.01):
     return Difference(0.1, 0.2, (low + high) / 2, low, high, p)
 
 
-def test_without_held_out_examples_factors_count_as_found_where_they_are_fitter():
-    shown = {fitness: outcome_of(fitness=fitness, held_out=False).shown for fitness in (0.6, 0.5 + 1e-12, 0.4)}
-    assert [fitness for fitness, is_shown in shown.items() if is_shown] == [0.6]  # sums are rounded
-    assert not outcome_of(worsened=["search"], held_out=False).shown
-
-
 def test_factors_count_as_found_where_a_task_is_better_beyond_chance_and_none_worse():
     better, same, worse = between(0.01, 0.2), between(-0.1, 0.1, 0.9), between(-0.2, -0.01)
     assert outcome_of(better, same).shown
     assert outcome_of(worse, sign=-1).shown  # fewer errors
     assert outcome_of(corpus=0.6).shown
+    assert outcome_of(held_out=False).shown  # without held-out examples, where they are fitter
     for not_shown in (
+        outcome_of(held_out=False, fitness=0.5 + 1e-12),  # sums are rounded
+        outcome_of(held_out=False, worsened=["search"]),
         outcome_of(same),
         outcome_of(better, worse),
         outcome_of(better, sign=-1),
@@ -70,24 +69,23 @@ def test_factors_that_are_not_shown_to_help_are_a_best_effort(command, tmp_path,
 
 
 def test_the_command_that_gives_the_same_scores_has_whatever_changes_them(tmp_path):
-    flags = "--tasks toy* --num_fewshot 0 --fewshot_seed 7 --apply_chat_template --fewshot_as_multiturn false "
-    flags += "--system_instruction 'Be brief.' --metadata num_keys=9 --gen_kwargs max_gen_toks=3 --include_path tasks "
-    flags += "--model_args pretrained=a/b,max_length=99,token=hf_secret --batch_size 4 --device cpu "
-    flags += "--confirm_run_unsafe_code --held_out_examples"
+    same = "--num_fewshot 0 --apply_chat_template --fewshot_as_multiturn false --system_instruction 'Be brief.' "
+    same += "--include_path tasks --batch_size 4 --device cpu --confirm_run_unsafe_code"
+    flags = f"{same} --tasks toy* --fewshot_seed 7 --metadata num_keys=9 --gen_kwargs max_gen_toks=3 "
+    flags += f"--model_args pretrained=a/b,max_length=99,token=hf_secret --output {tmp_path} --held_out_examples"
     task = SimpleNamespace(name="toy", divided=False, left_out={}, columns=[])
 
-    def command(*tasks, examples="9", more=()):
-        args = config.parse([*shlex.split(flags), examples, *more, "--output", str(tmp_path)])
-        words = shlex.split(reproduce_command(args, tasks))
+    def read(text):
+        words = shlex.split(text)
         at = [k for k, word in enumerate(words) if word.startswith("--")]
         return {words[k]: words[k + 1 : end] for k, end in zip(at, [*at[1:], None], strict=True)}
 
-    model_args = f"pretrained=a/b,max_length=99,factors={tmp_path / 'factors.json'}"
-    expected = {"model": "lpes", "model_args": model_args, "tasks": "toy", "device": "cpu", "num_fewshot": "0"}
-    expected |= {"include_path": "tasks", "system_instruction": "Be brief.", "batch_size": "4", "limit": "9"}
-    expected |= {"fewshot_as_multiturn": "false", "seed": "0,1234,1234,7", "metadata": '{"num_keys": 9}'}
-    expected = {f"--{name}": [value] for name, value in (expected | {"gen_kwargs": '{"max_gen_toks": 3}'}).items()}
-    expected |= {"--apply_chat_template": [], "--confirm_run_unsafe_code": []}
+    def command(*tasks, examples="9", more=()):
+        return read(reproduce_command(config.parse([*shlex.split(flags), examples, *more]), tasks))
+
+    expected = read(f"{same} --model lpes --tasks toy --seed 0,1234,1234,7 --limit 9")
+    expected |= {"--metadata": ['{"num_keys": 9}'], "--gen_kwargs": ['{"max_gen_toks": 3}']}
+    expected["--model_args"] = [f"pretrained=a/b,max_length=99,factors={tmp_path / 'factors.json'}"]
     assert command(task) == expected
     del expected["--limit"]
     assert command(task, examples="500") == expected
@@ -172,19 +170,14 @@ def test_a_guard_is_worsened_by_more_than_is_allowed_and_beyond_chance_only():
     ],
 )
 def test_the_uniform_factor_to_compare_with_is_the_one_that_gains_most_on_the_same_questions(measured, factor):
-    def uniform(f):
-        return factors_file.Factors.from_list([f])
+    class Bench(toy_search.Bench):
+        def score(self, examples):
+            return SimpleNamespace(fitness=mean(value for value in examples["acc"] if value is not None))
 
-    def score(examples):
-        return SimpleNamespace(fitness=mean(value for value in examples["acc"] if value is not None))
-
-    def entry(f, values):
-        return Entry("", score({"acc": values}).fitness, factor=f, examples={"acc": values})
-
-    plain = entry(1.0, [1, 0, 1, 0])
-    entries = {f: entry(f, values) for f, values in measured.items()}
-    entries |= {1.0: plain, "given up": Entry("", 0.9, factor=1.9, stopped_after=2)}
-    made = SimpleNamespace(journal=SimpleNamespace(entries=entries), evaluator=SimpleNamespace(score=score))
-    made.plain, made.uniform = plain, uniform
-    made.plain_on = lambda examples: run.Search.plain_on(made, examples)
-    assert run.Search.best_uniform.fget(made) == (factor and uniform(factor))
+    search = toy_search.search(GeneticAlgorithm(Space(8), GeneticConfig()), Bench())
+    entries = {"given up": Entry("", 0.9, factor=1.9, stopped_after=2)}
+    for f, values in ({1.0: [1, 0, 1, 0]} | measured).items():
+        fitness, key = mean(value for value in values if value is not None), search.uniform(f).digest()
+        entries[key] = Entry(key, fitness, factor=f, examples={"acc": values})
+    search.journal = SimpleNamespace(entries=entries)
+    assert search.best_uniform == (factor and search.uniform(factor))
