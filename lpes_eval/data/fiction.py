@@ -29,7 +29,7 @@ REMARKS = 4
 """How many an article makes, of eight. It has about 114 words then; the published benchmark's passages have 100."""
 WORDS = json.loads((resources.files("lpes_eval.data") / "fiction.json").read_text(encoding="utf-8"))
 """Words to draw from, and the kinds of articles. Sentences begin with a kind's ``subject``, the ``{title}`` or, for
-people, ``{name}``, its last word; fields of its ``opening`` and its ``remarks`` name lists in ``choices`` or ``shared``.
+people, ``{name}``, its last word; fields of its ``opening`` and ``remarks`` name lists in ``choices`` or ``shared``.
 A fact has a kind of value, ways to state a ``{value}``, and ways to ask for it by the ``{title}``.
 """
 SYLLABLES = [onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou"]
