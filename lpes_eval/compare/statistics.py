@@ -20,7 +20,8 @@ Quantity = Callable[..., Array]
 
 SEED = 20260
 """Seed of every resampling: the same scores always give the same numbers."""
-
+REPLICATES = 2000
+"""Bootstrap samples of questions for the standard errors of worst and spread."""
 EXCHANGED_ALL = 14
 """Up to so many questions that differ, all exchanges of two runs are counted."""
 
@@ -34,33 +35,30 @@ class Estimate:
 
 
 def mean_over_positions(scores: ArrayLike) -> Estimate:
-    """The average of the position means, with its standard error clustered by question.
-
-    The error is that of the questions' own averages (Liang & Zeger, Biometrika 73, 1986; Miller, arXiv 2411.00640).
-    """
+    """The mean and its error clustered by question (Liang & Zeger, Biometrika 73, 1986; Miller, arXiv 2411.00640)."""
     averages = np.asarray(scores, dtype=float).mean(axis=1)
     error = averages.std(ddof=1) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
     return Estimate(float(averages.mean()), float(error))
 
 
-def worst_position(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
+def worst_position(scores: ArrayLike) -> Estimate:
     """The lowest position mean, with its bootstrap standard error."""
     if np.shape(scores)[1:] == (1,):
         return mean_over_positions(scores)
-    return _bootstrapped(np.min, scores, replicates)
+    return _bootstrapped(np.min, scores)
 
 
-def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
+def spread(scores: ArrayLike) -> Estimate:
     """The best position mean minus the worst, never negative, with its bootstrap standard error."""
-    return _bootstrapped(np.ptp, scores, replicates)
+    return _bootstrapped(np.ptp, scores)
 
 
-def _bootstrapped(quantity: Quantity, scores: ArrayLike, replicates: int) -> Estimate:
+def _bootstrapped(quantity: Quantity, scores: ArrayLike) -> Estimate:
     """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
     values = np.asarray(scores, dtype=float)
     value, error = float(quantity(values.mean(axis=0), axis=-1)), math.nan
     if len(values) > 1:
-        draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
+        draws = quantity(_resampled_means(values, REPLICATES), axis=-1)
         error = float(draws.std() * _bessel(len(values)))
     return Estimate(value, error)
 
@@ -98,10 +96,7 @@ def interval(scores: Sequence[float]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference ``b - a`` of one quantity of two models.
-
-    ``low`` and ``high`` are the ends of its interval, ``p`` is two-sided; NaN where one question is to be resampled.
-    """
+    """A paired difference ``b - a`` of two models, its interval and two-sided p: NaN for one question to resample."""
 
     a: float
     b: float
@@ -128,12 +123,7 @@ class PairedComparison:
 
 
 def compare_paired(
-    a: ArrayLike,
-    b: ArrayLike,
-    *,
-    higher_is_better: bool = True,
-    replicates: int = 10_000,
-    seed: int = SEED,
+    a: ArrayLike, b: ArrayLike, *, higher_is_better: bool = True, replicates: int = 10_000
 ) -> PairedComparison:
     """Compare two models by their scores of the same questions at the same positions, (questions, positions).
 
@@ -149,7 +139,7 @@ def compare_paired(
     first, second = np.asarray([a, b], dtype=float)
     questions, columns = first.shape
     means_a, means_b = first.mean(axis=0), second.mean(axis=0)
-    drawn_a, drawn_b = np.hsplit(_resampled_means(np.hstack([first, second]), replicates, seed), 2)
+    drawn_a, drawn_b = np.hsplit(_resampled_means(np.hstack([first, second]), replicates), 2)
     changes = (second - first) / questions  # add up to the positions' differences
     least = min(1.0, 2.0 ** (1 - int(changes.any(axis=1).sum())))
 
@@ -161,7 +151,7 @@ def compare_paired(
         reach = np.abs(quantity(drawn_b, axis=-1) - quantity(drawn_a, axis=-1) - d) * _bessel(questions)
         half = float(np.quantile(reach, 0.95))
         if average:
-            p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates, seed)), abs(d))
+            p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates)), abs(d))
         else:
             p = max(least, _share_reaching(np.append(reach, abs(d)), abs(d)))
         return Difference(value_a, value_b, d, d - half, d + half, p)
@@ -187,10 +177,7 @@ def compare_paired(
 
 
 def paired_proportions_interval(losses: int, gains: int, n: int) -> tuple[float, float]:
-    """The adjusted Wald interval (95 %) for a difference of paired proportions, (gains − losses) / n.
-
-    One question is added to the losses and one to the gains (Bonett & Price, J. Educ. Behav. Stat. 37, 2012).
-    """
+    """The adjusted Wald interval (95 %) of (gains − losses) / n (Bonett & Price, J. Educ. Behav. Stat. 37, 2012)."""
     from scipy.stats import norm
 
     gained, lost = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
@@ -243,7 +230,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     def exchanged() -> tuple[Array, Array]:
         """The position means of both runs after each exchange, shape (exchanges, positions)."""
         draws = max(20_000, math.ceil(20 / level))  # at least twenty beyond the threshold
-        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws, SEED) / (2 * questions)
+        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws) / (2 * questions)
         return middle - half, middle + half
 
     def change_of(quantity: Quantity, sign: float) -> Change:
@@ -285,25 +272,17 @@ def _bessel(questions: int) -> float:
     return math.sqrt(questions / (questions - 1))
 
 
-def _resampled_means(scores: Array, replicates: int, seed: int) -> Array:
+def _resampled_means(scores: Array, replicates: int) -> Array:
     """Draw as many questions as there are, with replacement; the position means of each draw, (draws, positions)."""
-    questions = len(scores)
-    rng = np.random.default_rng(seed)
+    rng, questions = np.random.default_rng(SEED), len(scores)
     # Equal rows are interchangeable: drawing kinds of rows by their frequency is the same bootstrap, with few kinds.
     kinds, frequency = np.unique(scores, axis=0, return_counts=True)
-    chunk = max(1, 4_000_000 // len(kinds))  # keeps the draws below 32 MB
-    parts = []
-    for start in range(0, replicates, chunk):
-        drawn = rng.multinomial(questions, frequency / questions, size=min(chunk, replicates - start))
-        parts.append(drawn.astype(float) @ kinds / questions)  # integer matrix products bypass BLAS
-    return np.concatenate(parts)
+    draws = (rng.multinomial(questions, frequency / questions) for _ in range(replicates))
+    return np.array([drawn @ kinds for drawn in draws]) / questions
 
 
-def _exchanges(changes: Array, draws: int, seed: int) -> Array:
-    """Turn the sign of some questions' ``changes``, (questions, ...), and sum over all questions, (exchanges, ...).
-
-    Those are all exchanges where there are few, otherwise the one that was seen and ``draws`` at random.
-    """
+def _exchanges(changes: Array, draws: int) -> Array:
+    """Sums over questions of ``changes`` with some signs turned: all exchanges if few, else that seen and ``draws``."""
     changes = changes[changes != 0] if changes.ndim == 1 else changes[changes.any(axis=1)]
     changed = len(changes)
     if changed <= EXCHANGED_ALL or 2**changed <= draws:
@@ -311,8 +290,7 @@ def _exchanges(changes: Array, draws: int, seed: int) -> Array:
         for change in changes:
             sums = np.concatenate([sums - change, sums + change])
         return sums
-    rng = np.random.default_rng(seed)
-    seen = changes.sum(axis=0)
+    rng, seen = np.random.default_rng(SEED), changes.sum(axis=0)
     chunk = min(200_000, max(1, 4_000_000 // changed))
     parts = [seen[None]]
     for start in range(0, draws, chunk):
