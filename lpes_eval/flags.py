@@ -82,13 +82,12 @@ def numbers(text: str) -> list[float]:
 def budget(text: str) -> tuple[str, float]:
     """How much may be spent: ``("seconds", S)`` for 90s, 10m or 2h, ``("prompts", N)`` for 20000prompts."""
     units = {"prompts": ("prompts", 1), "s": ("seconds", 1), "m": ("seconds", 60), "h": ("seconds", 3600)}
-    for unit, (what, size) in units.items():
-        if text.endswith(unit):
-            try:
-                return what, positive(text.removesuffix(unit)) * size
-            except argparse.ArgumentTypeError:
-                break
-    raise argparse.ArgumentTypeError(f"expected 90s, 10m, 2h or 20000prompts, not {text!r}")
+    number = re.sub("(prompts|[smh])$", "", text)
+    try:
+        what, size = units[text.removeprefix(number)]
+        return what, positive(number) * size
+    except (KeyError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(f"expected 90s, 10m, 2h or 20000prompts, not {text!r}") from None
 
 
 def truth(text: str) -> bool:
