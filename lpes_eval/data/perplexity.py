@@ -95,8 +95,7 @@ def target_ends(total: int, longest: int) -> list[int]:
 def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> Window:
     """The window that comes nearest to ``length`` tokens and has no more, its start below token ``before``.
 
-    A text cut out of its surroundings can have a few more or fewer tokens than it had there, so the start moves by what
-    is too much until the size is right or a start comes back.
+    Cut out, a text may have other tokens, so the start moves by what is too much until a start comes back.
     """
     tried: dict[int, Window] = {}
     while start not in tried and 0 <= start < before:
@@ -110,18 +109,13 @@ def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> 
 
 
 def windows(
-    text: str,
-    length: int,
-    *,
-    longest: int,
-    offsets: Sequence[tuple[int, int]],
-    encode_pair: Callable[[str, str], tuple[Sequence[int], Sequence[int]]],
+    text: str, length: int, longest: int, offsets: Sequence[tuple[int, int]], encode_pair: Callable[[str, str], Any]
 ) -> list[Window]:
     """At most ``WINDOWS`` windows of ``length`` tokens of a text, special tokens included, the last ``STRIDE`` scored.
 
-    There is none in a text of fewer than ``longest`` tokens, the greatest of all lengths, which decides what is scored.
-    ``offsets`` are ``(start, end)`` of the text's tokens, in characters; ``encode_pair`` is the model's tokenization of
-    a context and what follows it, by which sizes are counted. ``DataError``: no more tokens than are scored.
+    There is none in a text of fewer than ``longest`` tokens, the greatest length, which decides what is scored.
+    ``offsets`` are those of its tokens in characters; ``encode_pair`` tokenizes a context and what follows it, by which
+    sizes are counted. ``DataError``: no more tokens than are scored.
     """
     if not STRIDE < length <= longest:
         raise DataError(f"length={length}: expected more than {STRIDE} and at most longest={longest} tokens")
@@ -233,10 +227,5 @@ class Task(BenchmarkTask):
                 f"cut them from the left; add max_length={self._longest} to --model_args to measure beyond the trained "
                 "window"
             )
-        return windows(
-            text,
-            length,
-            longest=self._longest,
-            offsets=tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"],
-            encode_pair=lm._encode_pair,
-        )
+        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        return windows(text, length, self._longest, offsets, lm._encode_pair)
