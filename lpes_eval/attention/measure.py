@@ -34,10 +34,7 @@ REGIONS = ("beginning", "middle", "end", "gold")
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens of a prompt and its answer, how many are the answer's, and the numbers of each region's tokens.
-
-    ``position`` is the gold item's, in percent.
-    """
+    """The gold item's position in percent, all tokens, how many are the answer's, and the numbers of each region's."""
 
     position: float
     tokens: list[int]
@@ -59,10 +56,7 @@ def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
 
 
 def prompts(lm: Any, task: PositionTask, questions: int) -> Iterator[Prompt]:
-    """The prompts of so many questions at every position that the task has.
-
-    ``UserError``: a tokenizer that does not say where its tokens stand, or a prompt that does not fit the window.
-    """
+    """The prompts of so many questions at every position; ``UserError`` for one that does not fit the window."""
     for doc in list(task.test_docs())[:questions]:
         for position in task.positions:
             answer = task.config.target_delimiter + task.written(doc, position)
@@ -121,9 +115,7 @@ def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
 def measure(
     lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], advance: Callable[[], None]
 ) -> dict[str, Any]:
-    """By name of a set of factors: the factors, the layers that have attention, and the shares of each, as plain data;
-    ``advance`` is called after each prompt.
-    """
+    """By set of factors: these, the layers with attention and their shares; ``advance`` is called after each prompt."""
     measured: dict[str, Any] = {}
     for name, factors in sets.items():
         lm.set_factors(factors)
@@ -140,14 +132,10 @@ def measure(
 
 @torch.no_grad()
 def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int, Tensor]]:
-    """The attention with which each token of an answer is chosen; the last ``answer`` tokens are the answer's.
+    """The attention with which each of the last ``answer`` tokens is chosen, by layer that has attention.
 
-    Yields:
-        For each of them, by layer that has attention, what the token before it, from which it is predicted, pays to
-        each token up to itself, (heads, keys), 0 beyond a layer's window.
-
-    Raises:
-        UnsupportedModel: the family does not hand out its weights, or they are not of single tokens.
+    It is what the token before pays to each token up to itself, (heads, keys), 0 beyond a layer's window.
+    ``UnsupportedModel``: the family does not hand out its weights, or they are not of single tokens.
     """
     decoder = find_decoder(model)
     start, ids = len(tokens) - answer - 1, torch.tensor([list(tokens)], device=device_of(model))

@@ -29,9 +29,7 @@ def of(comparison: Comparison) -> Iterator[tuple[Section, list[Flip]]]:
 
 
 def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
-    """The samples of a task whose score in a metric, ``METRIC`` or ``METRIC,FILTER``, differs between two runs on the
-    same questions.
-    """
+    """The samples of a task whose score in a metric, ``METRIC`` or ``METRIC,FILTER``, differs between two runs."""
     key = key if "," in key else f"{key},none"
     metric, _, filter_name = key.partition(",")
     task_a, task_b = a.tasks[task], b.tasks[task]
@@ -66,10 +64,7 @@ def _cut(text: str) -> str:
 
 
 def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, str]:
-    """The question and the expected answer of a sample at a label.
-
-    The benchmarks by position have them in their documents; of others they are the prompt's end and what was logged.
-    """
+    """The question and the expected answer: of benchmarks by position from the document, of others as was logged."""
     for make in (kv.Question, documents.Example.of):
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # another benchmark
             example, position = make(**sample.doc), position_of(label)
@@ -85,10 +80,7 @@ def _of_place(items: Sequence[Any], place: int | None) -> Sequence[Any]:
 
 
 def _likelihoods(sample: Sample) -> list[float]:
-    """Those of the choices, if the sample is one of multiple choice: several endings of one prompt.
-
-    Of each lm-eval logs (likelihood, is greedy), as text.
-    """
+    """Those of the choices, if the sample is several endings of one prompt; lm-eval logs (likelihood, is greedy)."""
     pairs = [pair for pair in sample.answers if isinstance(pair, list) and len(pair) == 2]
     prompts = {prompt for prompt, _ in sample.requests}
     if len(prompts) == 1 and 1 < len(pairs) == len(sample.answers) == len(sample.requests):

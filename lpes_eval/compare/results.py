@@ -30,10 +30,8 @@ SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 @dataclass(frozen=True)
 class Sample:
-    """The answers to one question, as lm-eval logs them under one filter.
-
-    ``requests`` are its prompts, each with what else was sent (an ending, or options), ``scores`` by the metric's name.
-    ``document`` hashes the document and the expected answer, ``prompt`` the first prompt.
+    """The answers to one question, as lm-eval logs them under one filter: ``requests`` are its prompts, each with what
+    else was sent, ``document`` hashes the document and the expected answer, ``prompt`` the first prompt.
     """
 
     doc: Any
@@ -49,9 +47,9 @@ class Sample:
 class Metric:
     """One metric of a task under one of its filters, labelled by position (``"50 %"``), or ``"all"`` without positions.
 
-    ``values`` has the score at each label as reported, NaN where there is none; ``by_question`` one score a question,
-    in the same order at every label, or None where no samples were logged or the score is not their average
-    (perplexity). ``higher_is_better`` is None where lm-eval does not say.
+    ``values`` has the score at each label as reported, NaN for none; ``by_question`` one score a question, in the same
+    order at every label, or None without samples or where the score is not their average (perplexity).
+    ``higher_is_better`` is None where lm-eval does not say.
     """
 
     higher_is_better: bool | None
@@ -76,11 +74,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run, or a group of tasks: its questions, and what it scored.
+    """One task of a run, or a group of tasks: ``data`` is what the metadata says of the examples.
 
-    ``data`` is what the metadata says of the examples. ``documents`` is a digest of lm-eval's hashes of all documents
-    and expected answers, ``prompts`` one of all prompts; both are None where no samples were logged. ``metrics`` are
-    keyed ``METRIC,FILTER``, ``samples`` by filter. ``positions`` are in percent, as a sample's requests have them.
+    ``documents`` is a digest of all documents and expected answers, ``prompts`` one of all prompts, None without
+    samples. ``metrics`` are keyed ``METRIC,FILTER``, ``samples`` by filter. ``positions`` are in percent.
     """
 
     version: str
@@ -95,11 +92,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval: its file, the model, the factors as given and for each layer, and where the scores came from
-    (date, packages, dtype, hashes).
-
-    ``leaves`` are all tasks; in ``tasks`` a group whose scores are averages over samples (mmlu) stands for its tasks.
-    """
+    """One run of lm-eval: all its tasks are ``leaves``; in ``tasks`` a group that averages them stands for its own."""
 
     path: Path
     model: str
@@ -116,10 +109,7 @@ class Results:
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
-    """Why the scores of two runs of a task may not be compared; None where they may.
-
-    The hashes of documents and prompts decide; where a run logged no samples, the metadata and the number of examples.
-    """
+    """Why two runs of a task may not be compared, by hashes or, without samples, by metadata; None where they may."""
     if a.version != b.version:
         return f"task version {a.version} and {b.version}"
     data = [f"{key} {in_a} and {in_b}" for key, in_a, in_b in differing(a.data, b.data)]
@@ -159,10 +149,7 @@ def label_of(position: float) -> str:
 
 
 def read(path: str | Path) -> Results:
-    """Read a run from its results JSON, or the newest run below a folder; samples from the files beside it.
-
-    ``DataError``: no such file, no results in the folder, or a file that lm-eval did not write.
-    """
+    """Read a run from its results JSON, or the newest one below a folder; ``DataError`` where lm-eval wrote none."""
     path = Path(path)
     if path.is_dir():
         dated = [(match[1], file) for file in path.rglob("*.json") if (match := DATE.search(file.stem))]

@@ -99,10 +99,7 @@ def fact_prompt(style: str, instruction: str) -> str:
 
 
 def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
-    """Shorten a document as L-Eval does: to its first ``limit`` words, then to 250 words less, until it fits, or None.
-
-    Words are what stands between single spaces. L-Eval asks for the document's tokens, where here ``fits`` is asked.
-    """
+    """Shorten a document to its first ``limit`` words, between single spaces, then by 250 until it fits, or None."""
     text, words = document, limit
     while not fits(text):
         if words <= 0:
@@ -145,11 +142,7 @@ def reference_letters(output: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """L-Eval's exact match of an extracted answer with an extracted reference.
-
-    Of letters, the same string is worth 1 and any other choice from the correct letters 0.25. Whatever else is worth 1
-    if the reference is contained in the prediction, case and spaces aside.
-    """
+    """L-Eval's exact match: of letters 1 for the same, 0.25 for others of the correct ones; else 1 if contained."""
     # SQuAD's normalisation without its lower-casing: the article "a" goes, the answer "A" stays
     wanted, found = bare(reference), bare(prediction)
     if set(wanted) <= set(LETTERS):
@@ -164,10 +157,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> tuple[float, float]:
-    """The two scores of a sci_fi question: loyalty to the story, and knowledge of the real world.
-
-    As in the benchmark both responses become one line, in which a first one that holds ``[fact:`` displaces the second.
-    """
+    """Loyalty to the story, and knowledge of the real world; a first response with ``[fact:`` displaces the second."""
 
     def two_parts(text: str) -> tuple[str, str]:
         loyalty, fact, *_ = text.lower().split(FACT_MARK)

@@ -82,10 +82,7 @@ def read_synthwiki(path: Path) -> list[Example]:
 
 
 def synthwiki_numbers(examples: Sequence[Example], split: str, search_seed: int) -> tuple[list[int], set[int]]:
-    """The questions of a split, and those whose passages may stand beside them: no passage is in both splits.
-
-    First come the first questions of all passages, then the second ones.
-    """
+    """The questions of a split, the first of each passage first, and those whose passages may stand beside them."""
     by_passage: dict[str, list[int]] = {}
     for number, example in enumerate(examples):
         by_passage.setdefault(example.gold.text, []).append(number)
@@ -104,9 +101,8 @@ def drawn_distractors(
 ) -> Callable[[int], Example]:
     """A function that gives example ``question_id`` its distractors, the passages of other examples in ``pool``.
 
-    The draw depends on the question alone, so a question's first 9 distractors of 20 documents are those of 10. None
-    contains the answer, and no two documents of an example have the same text. ``DataError`` where too few are without
-    the answer.
+    The draw depends on the question alone. None contains the answer, and no two documents have the same text.
+    ``DataError`` where there are too few of these.
     """
     texts, numbers = [normalize(example.gold.text) for example in examples], sorted(pool)
 

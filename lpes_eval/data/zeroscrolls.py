@@ -37,10 +37,7 @@ LINE = {"id": "ID", "input": "PROMPT", "truncation_seperator": "...", **dict.fro
 
 @dataclass(frozen=True)
 class Example:
-    """One example: its prompt (``input``) in parts, in their order, and its references, none in an unlabelled file.
-
-    ``separator`` takes the place of the ``gap`` behind a document that is cut.
-    """
+    """One example: its prompt in parts, of which ``separator`` stands for ``gap`` where the document is cut."""
 
     id: str
     instruction: str
@@ -115,10 +112,9 @@ def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
 
 
 def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
-    """The summarization score: the geometric mean of the *average* ROUGE-1, ROUGE-2 and ROUGE-L over all examples.
+    """The summarization score: the geometric mean of the averages of ROUGE-1, ROUGE-2 and ROUGE-L over all examples.
 
-    ``items`` are the three of every example. The paper speaks of a geometric mean for each example; the published
-    figures come from the code, which averages first.
+    The paper speaks of a geometric mean for each example; the published figures come from code that averages first.
     """
     return prod(sum(scores) / len(scores) for scores in zip(*items, strict=True)) ** (1 / 3)
 
@@ -147,10 +143,7 @@ def normalize(text: str) -> str:
 
 
 def transliterate(text: str) -> str:
-    """Lower-case Latin, Greek and typographic characters in ASCII, as the benchmark's ``unidecode`` writes them.
-
-    Characters of other scripts stay, where ``unidecode`` would romanise them: equal words are equal either way.
-    """
+    """Lower-case Latin, Greek and typographic characters as ``unidecode`` writes them; other scripts stay."""
     decomposed = unicodedata.normalize("NFKD", text.translate(_TO_ASCII))
     return "".join(c for c in decomposed if not unicodedata.combining(c)).translate(_TO_ASCII)
 

@@ -139,10 +139,7 @@ def factors(lines: Sequence[Line]) -> Picture:
 
 
 def progress(search: Search) -> Picture | None:
-    """The search as it went: every individual, a line as long as the prompts that it took.
-
-    With it stands the fittest so far among those asked as many questions.
-    """
+    """Every individual, a line as long as the prompts that it took, and the fittest so far of those asked as many."""
     if not (individuals := search.individuals):
         return None
     drawing = Drawing("prompts answered so far", "fitness on the search examples")

@@ -76,10 +76,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not: the plain model's entry, and those of individuals that were measured.
-
-    ``factors`` is the file with the best so far, if there is one; ``lower`` whether lower is better for a task.
-    """
+    """A search: the plain model's entry, its individuals, the file of the best, and if lower is better for a task."""
 
     name: str
     folder: Path

@@ -53,10 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Progress:
-    """Prints what the entries of a journal come to, as they are measured.
-
-    So many individuals and prompts are expected; 0 where that is not known.
-    """
+    """Prints what the entries of a journal come to, of so many individuals and prompts expected (0: not known)."""
 
     def __init__(self, individuals: int = 0, prompts: float = 0.0) -> None:
         self._expected, self._prompts_expected = individuals, prompts
