@@ -1,24 +1,23 @@
 """A generated set for multi-document question answering: short encyclopaedia articles about what never was.
 
-Four kinds of articles (people, towns, books, battles), six facts in each, every fact in one of two wordings and in a
-drawn order, among four remarks that nobody asks about. A question asks one fact of one article. Its distractors are
-articles of the same kind with the same six facts, so only the name says which article answers. Names are put together
-from syllables and every fact is drawn anew, so an answer can only be read.
+An article of a kind (people, towns, books, battles) states the same six facts in a drawn order, each in one of two
+wordings, among four remarks. A question asks one fact of one article; its distractors are articles of the same kind, so
+only the name says which one answers. Names are made of syllables and facts drawn anew: an answer can only be read.
 
-Words and sentences stand in ``fiction.json``; their order counts, as they are drawn by number. Example ``i`` depends on
-the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
+Words stand in ``fiction.json``; their order counts, as they are drawn by number. Example ``i`` depends on the seed and
+``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from random import Random
 
 from lpes_eval.data.documents import Document, Example, best_subspan_em, normalize
+from lpes_eval.files import read_json
 from lpes_eval.rng import below, choice, shuffled, stream
 
 POOL = 2700
@@ -27,10 +26,9 @@ SEED = 2
 """One with which no question is asked twice. Changing it, or anything drawn below, changes the task's version."""
 REMARKS = 4
 """How many an article makes, of eight. It has about 114 words then; the published benchmark's passages have 100."""
-WORDS = json.loads((resources.files("lpes_eval.data") / "fiction.json").read_text(encoding="utf-8"))
-"""Words to draw from, and the kinds of articles. Sentences begin with a kind's ``subject``, the ``{title}`` or, for
-people, ``{name}``, its last word; fields of its ``opening`` and ``remarks`` name lists in ``choices`` or ``shared``.
-A fact has a kind of value, ways to state a ``{value}``, and ways to ask for it by the ``{title}``.
+WORDS = read_json(Path(__file__).with_name("fiction.json"))
+"""Sentences begin with a kind's ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of its
+``opening`` and ``remarks`` name lists in ``choices`` or ``shared``.
 """
 SYLLABLES = [onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou"]
 
@@ -117,7 +115,7 @@ def _article(name: str, rng: Random) -> Article:
     return Article(Document(title, text), subject, values, (opening, *statements, *remarked))
 
 
-@lru_cache(maxsize=1024)  # a command loads its examples twice (``plugin.check_examples``)
+@lru_cache(maxsize=1024)  # a command loads its examples twice
 def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     """Example ``question_id`` of the generated set; its first distractors are the same for every ``num_documents``.
 
