@@ -1,8 +1,7 @@
 """Which data a task runs on, where the files are, and how the results say so.
 
-The source follows from what was asked for, never from what could be reached: a named model gets the benchmark's
-official files, the shipped reference model the generated set, and ``--metadata source=...`` or a data folder overrides
-both. What is missing is an error that names the file.
+The source follows from what was asked for, never from what could be reached: a named model gets the official files, the
+shipped reference model the generated set, and ``--metadata source=...`` or a data folder overrides both.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def download(url: str, way_out: str) -> Path:
         with part.open("wb") as file:
             http_get(url, file, displayed_filename=target.name)
         os.replace(part, target)
-    except Exception as error:  # whatever the HTTP client raises: offline, no route, no such page, cut off
+    except Exception as error:  # offline, no route, no such page, cut off
         missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({first_line(error)})"
         raise DataError(f"{missing}; {way_out}") from None
     finally:
@@ -170,8 +169,8 @@ def draw(
     """
     if total < 2:
         raise DataError(
-            f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line "
-            "and at least two, to hold out and to search on. If the file was downloaded, delete it to fetch it again"
+            f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected two or more, "
+            "one a line, to hold out and to search on; delete a downloaded file to fetch it again"
         )
     chosen = splits.indices(total, split, search_seed) if numbers is None else numbers
     examples = [example(number) for number in chosen]
