@@ -103,7 +103,7 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
         raise
     except KeyError:
         raise DataError(f"{path}: the archive does not hold {member}") from None
-    except Exception as error:  # no permission, and whatever gzip and zipfile meet in a broken archive
+    except Exception as error:  # no permission, or a broken archive
         reason = getattr(error, "strerror", None) or first_line(error)
         raise DataError(f"{path}: cannot be read ({reason}); check its name, or delete it and fetch it again") from None
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.results import Metric, Results, differing, mismatch
 from lpes_eval.compare.tables import some
@@ -82,7 +82,7 @@ class Verdict:
     def headline(self) -> str:
         """The answer in one line."""
         count = Counter(row.outcome for row in self.rows)
-        worse, missing, untested = count[Outcome.WORSE], count[Outcome.MISSING], count[Outcome.NOT_TESTABLE]
+        worse, missing, untested = (count[key] for key in (Outcome.WORSE, Outcome.MISSING, Outcome.NOT_TESTABLE))
         parts = [f"{worse} of {len(self.rows)} scores got worse" if worse else "nothing got worse beyond chance"]
         parts += [f"{missing} are missing"] if missing else []
         parts += [f"{untested} could not be tested"] if untested else []
@@ -100,7 +100,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     level = options.alpha / max(tests, 1)
     rows = [row for score in scores for row in score.rows(level, options)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
-        reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
+        reason = "no score has samples on both sides; run lm_eval with --log_samples, or give --max-drop"
         if tests:
             most = max(score.questions for score in scores)
             few = f"{most} questions are too few to tell the loss of all from chance"
@@ -110,10 +110,7 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
 
 
 def fewest_lost(level: float) -> int:
-    """How many questions must be answered worse, and none better, before a test at ``level`` can fail.
-
-    If n questions are answered worse and none better, an exchange of the runs does as much harm with probability 2^-n.
-    """
+    """How many questions, all answered worse, a test at ``level`` needs to fail: for n of them p is 2^-n."""
     return math.ceil(math.log2(1 / level))
 
 
@@ -162,7 +159,7 @@ class _Score:
         """A row for each label."""
         of_all = "mean" if len(self.labels) > 1 else self.labels[0]
         for label, change in zip(self.labels, self.changes(level), strict=True):
-            if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
+            if self.old.higher_is_better is None and label != "spread":  # either may be worse
                 p = math.nan if math.isnan(change.p) else min(1.0, 2 * min(change.p, change.p_better))
                 change = replace(change, worsening=abs(change.worsening), p=p, p_better=math.nan)
             max_drop = options.max_drop if label == of_all else None
@@ -198,11 +195,11 @@ class _Score:
         return Outcome.NOT_TESTABLE, why
 
 
-def _with_summaries(values: list[float], up: bool) -> list[float]:
+def _with_summaries(values: list[float], up: bool) -> list[Any]:
     """The scores at positions, and their mean, worst and spread; NaN where one is missing."""
     import numpy as np
 
-    return [*values, *map(float, (np.mean(values), np.min(values) if up else np.max(values), np.ptp(values)))]
+    return [*values, np.mean(values), (np.min if up else np.max)(values), np.ptp(values)]
 
 
 def _scores(baseline: Results, now: Results) -> Iterator[_Score]:

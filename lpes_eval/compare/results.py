@@ -186,7 +186,7 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
 
 def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -> Task:
     metadata = entry(raw, "configs", name, "metadata")
-    lines = next(iter(samples.values()), [])  # every filter reads the same answers to the same prompts
+    lines = next(iter(samples.values()), [])  # every filter reads the same
 
     def digest(of: str) -> str | None:
         hashes = "\n".join(getattr(sample, of) for sample in lines)
@@ -198,7 +198,7 @@ def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -
     return Task(
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
         version=str(metadata.get("version", entry(raw, "versions").get(name))),
-        data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
+        data=_data(metadata, NOT_THE_DATA | _model_args(raw).keys()),
         examples=None if examples is None else int(examples),
         documents=digest("document"),
         prompts=digest("prompt"),
@@ -225,9 +225,8 @@ def _metrics(
             column = of.partition(",")[0]
             columns[label] = [sample.scores.get(column, math.nan) for sample in samples.get(filter_name, ())]
         averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
-        direction = directions.get(name)
-        values = {label: scores[of] for label, of in keys.items()}
-        metrics[key] = Metric(direction if isinstance(direction, bool) else None, values, columns if averaged else None)
+        up, values = directions.get(name), {label: scores[of] for label, of in keys.items()}
+        metrics[key] = Metric(up if isinstance(up, bool) else None, values, columns if averaged else None)
 
     left = dict(scores)
     for key, mean in scores.items():
@@ -328,7 +327,7 @@ def number(value: Any) -> float:
     return float(value) if is_score else math.nan
 
 
-def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _model_args(raw: Mapping[str, Any]) -> dict[str, Any]:
     """``--model_args``, which lm-eval may have kept as they were typed."""
     arguments = entry(raw, "config").get("model_args")
     if isinstance(arguments, str):
@@ -345,13 +344,13 @@ def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _model(raw: Mapping[str, Any]) -> str:
     """lm-eval's model type, the name on the Hub or the last part of a path, and the parameters."""
     config = entry(raw, "config")
-    arguments, kind = _model_arguments(raw), str(config.get("model", ""))
+    arguments, kind = _model_args(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
-    if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
+    if name is None and kind == "lpes":  # the factors' model, or the shipped one
         origin = entry(_factors(raw), "origin").get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
     path, parameters = Path(str(name or "")), config.get("model_num_parameters")
-    name = path.name if path.is_absolute() else str(name or "")  # a folder is the machine's, and says nothing
+    name = path.name if path.is_absolute() else str(name or "")  # the folder is the machine's
     size = "" if parameters is None else f", {int(parameters):,} parameters"
     return f"{kind} {name or '(its default model)'}{size}"
 

@@ -63,7 +63,7 @@ def _bootstrapped(quantity: Quantity, scores: ArrayLike) -> Estimate:
     return Estimate(value, error)
 
 
-def _for_lm_eval(estimate: Callable[[ArrayLike], Estimate], part: str) -> Callable[[ArrayLike], float | str]:
+def _for_lm_eval(estimate: Callable[[ArrayLike], Estimate], part: str) -> Callable[..., float | str]:
     def aggregate(scores: ArrayLike) -> float | str:
         number: float = getattr(estimate(scores), part)
         return "N/A" if math.isnan(number) else number  # as lm-eval has it of one question
@@ -131,10 +131,8 @@ def compare_paired(
     `paired_proportions_interval`; all else the interval ``d ± c`` of the paired bootstrap over questions, c the
     quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988). p of averages is the share of all exchanges of the
     models in some questions whose difference reaches ``|d|``; that of worst and spread the share of ``|d* − d|``, but
-    never below ``2^-(k-1)``, the least that k questions can show in an exchange.
-
-    ``higher_is_better`` says which position is the worst; each model's is its own. ``replicates`` are bootstrap samples
-    of questions, and exchanges where not all are counted. ``ValueError`` where shapes differ or a score is missing.
+    never below ``2^-(k-1)``, the least that k questions can show in an exchange. Each model's worst position is its
+    own. ``replicates`` are bootstrap samples, and exchanges where not all are counted. ``ValueError``: other shapes.
     """
     first, second = np.asarray([a, b], dtype=float)
     questions, columns = first.shape
@@ -198,10 +196,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Change:
-    """How one quantity moved from a baseline to a new run.
-
-    ``worsening``, negative if it is better, and ``allowed``, the most that the test lets pass, are in the score's unit.
-    ``p`` is the one-sided p-value of "this is a rerun" against a worse run, ``p_better`` that against a better one.
+    """How a quantity moved from a baseline to a new run: ``worsening`` (negative: better), ``allowed``, the most that
+    passes, and the one-sided p-value of "this is a rerun" against a worse run, ``p_better`` against a better one.
     """
 
     old: float
@@ -212,7 +208,7 @@ class Change:
     p_better: float
 
 
-def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
+def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> list[Change]:
     """Test whether a run is worse than an earlier run on the same questions, beyond what a mere rerun could be.
 
     The two are exchanged in some questions, all positions together: how often is the change as bad as the one seen? In
@@ -224,7 +220,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     """
     first, second = np.asarray([old, new], dtype=float)
     questions, columns = first.shape
-    sign = -1.0 if higher_is_better else 1.0  # a change of this sign is one for the worse
+    sign = -1.0 if higher_is_better else 1.0  # of a change for the worse
 
     @cache
     def exchanged() -> tuple[Array, Array]:
@@ -249,7 +245,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
             return change_of(partial(np.take, indices=column), sign)
         from scipy.stats import binom
 
-        worse, better = int((sign * (at_new - at_old) > 0).sum()), int((sign * (at_old - at_new) > 0).sum())
+        worse, better = (int((side * (at_new - at_old) > 0).sum()) for side in (sign, -sign))
         coin = binom(worse + better, 0.5)
         allowed = (2 * float(coin.isf(level)) - (worse + better)) / questions
         worsening = (worse - better) / questions
@@ -260,7 +256,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     if columns > 1:
         worst = np.min if higher_is_better else np.max
         changes += [change_of(np.mean, sign), change_of(worst, sign), change_of(np.ptp, 1.0)]
-    return tuple(changes)
+    return changes
 
 
 def _right_or_wrong(*scores: Array) -> bool:

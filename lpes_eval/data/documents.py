@@ -1,8 +1,7 @@
 """A question over documents: its prompt and its metric (Liu et al. 2024, arXiv 2307.03172).
 
-The metric is best-subspan exact match: an answer counts when an accepted answer is contained in its first line, both
-after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250), of which three benchmarks have a variant. A word
-boundary is that of the ``regex`` module (accents are parts of words), not of ``re``, as in the benchmark's own code.
+Best-subspan exact match: an accepted answer is contained in the first line, after SQuAD's normalisation (Rajpurkar et
+al. 2016, arXiv 1606.05250). As in the benchmark's code a word boundary is ``regex``'s: accents are parts of words.
 """
 
 from __future__ import annotations

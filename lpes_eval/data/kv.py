@@ -1,9 +1,8 @@
 """Key-value retrieval (Liu et al. 2024, arXiv 2307.03172): find one UUID's value in a JSON object of UUID pairs.
 
-In the generated set a question is one object of ``num_keys`` records, and its positions differ only in the key that is
-asked, so their prompts share everything up to the key. In the official files one key is asked, and its record moves.
-The metric is ``acc``: the value stands in the answer, in whatever case (section 3). A model that repeats the context
-satisfies it where the gold record comes first; ``first_value_acc`` is not fooled.
+In the generated set the positions of a question differ only in the key that is asked, so their prompts share everything
+up to it. In the official files one key is asked, and its record moves. ``acc``: the value stands in the answer, in
+whatever case (section 3), as in that of a model that repeats its context; ``first_value_acc`` is not fooled.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OFFICIAL = Files(
     generated=True,
 )
 LINE = {"ordered_kv_records": [["KEY", "VALUE"], ["KEY 2", "VALUE 2"]], "key": "KEY", "value": "VALUE"}
-"""What a line of a file has."""
 
 POOL = 2700
 """Generated examples there are to draw splits from."""

@@ -3,8 +3,7 @@
 The prompts are those of the benchmark's scripts, to the byte: ``vicuna`` is what ``vicuna-test.py`` and
 ``longchat-test.py`` send, and ``chat`` has the two messages of ``turbo16k-test.py``, for a model's own chat template.
 In sci_fi each question is asked twice: about the story, and then, without it, about the real world. The scores are
-those of ``auto_eval.py`` and ``em.py``, with all odd corners of their rules for letters in free text, since published
-scores contain them.
+those of ``auto_eval.py`` and ``em.py``, with all odd corners of their rules, since published scores contain them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OFFICIAL = Files(
     places=("LEval-data/Closed-ended-tasks", "Closed-ended-tasks", "leval"),
 )
 LINE = {"input": "DOCUMENT", "instructions": ["QUESTION"], "outputs": ["A"]}
-"""What a line of a file has."""
 
 
 def read(path: Path, name: str) -> list[dict[str, Any]]:
@@ -65,7 +63,7 @@ SYSTEM = {"coursera": _SEVERAL_LETTERS, "quality": _ONE_LETTER, "tpo": _ONE_LETT
 
 STYLES = {
     "vicuna": (
-        "A chat between a curious user and an artificial intelligence assistant."  # no space between the sentences
+        "A chat between a curious user and an artificial intelligence assistant."  # no space
         "The assistant gives helpful, detailed, and polite answers to the user's questions. "
         "USER: {system}Document is as follows. ",
         " \nQuestion: {question}  \nAnswer:",
