@@ -15,8 +15,6 @@ from lpes_eval.data.source import Asked
 from lpes_eval.errors import DataError
 from lpes_eval.harness import budget
 
-# -- files and prompts -------------------------------------------------------------------------------------------------
-
 SEPARATOR = "... [The rest of the article is omitted]\n\n"
 
 QASPER = (  # the published prompt (arXiv 2305.14196, Table 6)
@@ -116,9 +114,6 @@ def test_a_long_document_is_cut_as_the_benchmark_cuts_it(tokenizer, tmp_path, na
     assert len(tokenizer(fitted)["input_ids"]) <= window - 8
 
 
-# -- the metrics, against the authors' published figures and the formulas of the paper ---------------------------------
-
-
 def test_published_scores_and_none_needs_the_network(monkeypatch):
     monkeypatch.setattr("socket.socket.connect", None)
     monkeypatch.setattr("socket.getaddrinfo", None)
@@ -174,9 +169,6 @@ def test_exponential_similarity_is_of_the_first_percentage():
         ("-40%", 1.0),  # the sign is not seen
     ):
         assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score), prediction
-
-
-# -- the tasks ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
