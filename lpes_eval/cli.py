@@ -1,8 +1,4 @@
-"""The ``lpes-eval`` command.
-
-Each subcommand is a module with ``add_parser(subparsers)``, which sets ``run``: a function of the parsed arguments that
-returns the exit status. What is heavy is imported when the command runs.
-"""
+"""The ``lpes-eval`` command: a module's ``add_parser`` sets ``run``, which imports what is heavy."""
 
 from __future__ import annotations
 
@@ -40,16 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in SUBCOMMANDS:
         import_module(module).add_parser(subparsers)
     argv = sys.argv[1:] if argv is None else argv
-    for command in entry_points(group="lpes_eval.commands"):  # a package of its own, which reads its own flags
+    for command in entry_points(group="lpes_eval.commands"):  # it reads its own flags
         subparsers.add_parser(command.name, help=HELP.get(command.name), add_help=False)
         if argv and argv[0] == command.name:
             return int(command.load()(argv[1:]))
-    arguments = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that has no minus sign still gets its table
+        sys.stdout.reconfigure(errors="replace")  # it may lack the minus sign
     try:
         with ignore_broken_pipe():
-            status = int(arguments.run(arguments))
+            status = int(args.run(args))
             sys.stdout.flush()
             return status
         return 0  # the reader left before the command was done
@@ -58,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nlpes-eval: stopped", file=sys.stderr)
         return 130
-    except Exception:  # 1 is a verdict of a subcommand, which a defect must not look like
+    except Exception:  # 1 is a verdict, and this is none
         traceback.print_exc()
         return 2
 

@@ -1,7 +1,4 @@
-"""The journal of a search as a file: JSON lines, the settings first, then an entry for every measurement.
-
-Whoever reads a journal reads it here: what is returned has the types that it says.
-"""
+"""The journal of a search as a file: JSON lines, the settings first, then an entry for every measurement."""
 
 from __future__ import annotations
 
@@ -153,7 +150,7 @@ def typed(value: Any, kind: Any, name: str) -> Any:
         except TypeError:
             raise ValueError(f"{name} lacks a field; expected {', '.join(hints)}") from None
     if of in (Union, types.UnionType):
-        return None if value is None else typed(value, parts[0], name)  # of such types, T | None alone is in use
+        return None if value is None else typed(value, parts[0], name)  # T | None alone is in use
     if of is list and isinstance(value, list):
         return [typed(item, parts[0], name) for item in value]
     if of is dict and isinstance(value, dict):

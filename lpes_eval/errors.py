@@ -1,7 +1,4 @@
-"""Errors that the person at the keyboard can fix: one line that says what was found, expected, and the way out.
-
-The command lines print that line alone and exit with status 2 (``program``).
-"""
+"""Errors that the person at the keyboard can fix, in one line; a command prints it alone and exits with status 2."""
 
 from __future__ import annotations
 

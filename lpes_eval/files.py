@@ -21,10 +21,9 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def parse(text: bytes | str, where: str, finite: bool = True) -> Any:
-    """The JSON value of a text in UTF-8; ``where`` names the place in errors.
+    """The JSON value of a text in UTF-8, else ``DataError`` that names the place, ``where``.
 
-    Without ``finite``, NaN and Infinity, as Python writes them, are the numbers that they are. ``DataError``: not
-    UTF-8, not JSON, or nesting of a thousand levels.
+    Without ``finite``, NaN and Infinity, as Python writes them, are the numbers that they are.
     """
     try:
         return json.loads(text, parse_constant=_refused if finite else float)
@@ -59,9 +58,8 @@ def read_jsonl(
 ) -> Iterator[dict[str, Any]]:
     """Yield one object a line of a ``.jsonl``, a ``.jsonl.gz``, or a ``.zip`` that holds ``member``.
 
-    ``required`` are the fields that every line must have; or a line as it should be, whose fields every line must have,
-    with values of the same types. An item of a list must be like one of those in that line. ``finite`` is as ``parse``
-    has it. ``DataError`` names file and line.
+    ``required`` are the fields that every line must have; or a line as it should be, whose fields every line must have
+    with values of the same types, items of a list like its last one. ``DataError`` names file and line.
     """
     expected = f"a line like {json.dumps(required)}" if isinstance(required, Mapping) else ", ".join(required)
     for number, line in enumerate(_lines(Path(path), member), 1):
@@ -88,10 +86,8 @@ def _unlike(value: Any, like: Any, name: str) -> str:
             return f"{name} has no {missing[0]!r}"
         return next(filter(None, (_unlike(value[key], like[key], repr(key)) for key in like)), "")
     if isinstance(like, list):
-        for number, item in enumerate(value):
-            wrong = [_unlike(item, one, f"{name}[{number}]") for one in like]
-            if all(wrong):
-                return wrong[-1]
+        wrong = (_unlike(item, like[-1], f"{name}[{number}]") for number, item in enumerate(value))
+        return next(filter(None, wrong), "")
     return ""
 
 
@@ -107,7 +103,7 @@ def _lines(path: Path, member: str | None) -> Iterator[bytes]:
         raise
     except KeyError:
         raise DataError(f"{path}: the archive does not hold {member}") from None
-    except Exception as error:  # no permission, and whatever gzip and zipfile meet in a broken archive
+    except Exception as error:  # no permission, or a broken archive
         reason = getattr(error, "strerror", None) or first_line(error)
         raise DataError(f"{path}: cannot be read ({reason}); check its name, or delete it and fetch it again") from None
 

@@ -1,15 +1,11 @@
-"""Values that a user types, for a command's flag, a model's argument or a setting: one reader for each kind.
-
-A reader is called with a text or a value out of JSON, and returns the value, or raises the error that ``argparse``
-shows. ``of`` makes of it one that names the argument.
-"""
+"""Values that a user types: a reader makes one of a text or a value out of JSON, or raises ``argparse``'s error."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +19,7 @@ def of(reader: Reader, name: str, value: Any, kind: type[UserError] = UserError,
     """What the reader makes of the value of an argument; ``UserError`` that names the argument where it cannot."""
     try:
         return reader(value)
-    except argparse.ArgumentTypeError as error:
+    except ArgumentTypeError as error:
         expected = str(error).partition(", not ")[0]
         text = value if isinstance(value, str | int | float) else shown(value)
         raise kind(f"{name}={text}: {expected}{where}") from None
@@ -40,9 +36,9 @@ def _number(kind: type, name: str, expected: str = "", fits: Callable[[Any], boo
                 raise ValueError
             result = kind(text.removesuffix(".0"))
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected {name}, not {shown(value)}") from None
+            raise ArgumentTypeError(f"expected {name}, not {shown(value)}") from None
         if not fits(result):
-            raise argparse.ArgumentTypeError(f"expected {expected}, not {value}")
+            raise ArgumentTypeError(f"expected {expected}, not {value}")
         return result
 
     return read
@@ -65,7 +61,7 @@ def one_of(*choices: Any) -> Reader:
     def read(value: Any) -> Any:
         if not any(value == choice and type(value) is type(choice) for choice in choices):
             named = " or ".join(str(choice) for choice in choices if choice is not None)
-            raise argparse.ArgumentTypeError(f"expected {named}, not {shown(value)}")
+            raise ArgumentTypeError(f"expected {named}, not {shown(value)}")
         return value
 
     return read
@@ -75,26 +71,25 @@ def numbers(text: str) -> list[float]:
     """Numbers with commas between them."""
     try:
         return [finite(part) for part in text.split(",")]
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, not {text!r}") from None
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"expected numbers with commas between them, not {text!r}") from None
 
 
 def budget(text: str) -> tuple[str, float]:
     """How much may be spent: ``("seconds", S)`` for 90s, 10m or 2h, ``("prompts", N)`` for 20000prompts."""
     units = {"prompts": ("prompts", 1), "s": ("seconds", 1), "m": ("seconds", 60), "h": ("seconds", 3600)}
-    for unit, (what, size) in units.items():
-        if text.endswith(unit):
-            try:
-                return what, positive(text.removesuffix(unit)) * size
-            except argparse.ArgumentTypeError:
-                break
-    raise argparse.ArgumentTypeError(f"expected 90s, 10m, 2h or 20000prompts, not {text!r}")
+    number = re.sub("(prompts|[smh])$", "", text)
+    try:
+        what, size = units[text.removeprefix(number)]
+        return what, positive(number) * size
+    except (KeyError, ArgumentTypeError):
+        raise ArgumentTypeError(f"expected 90s, 10m, 2h or 20000prompts, not {text!r}") from None
 
 
 def truth(text: str) -> bool:
     """True or false, as a person writes it."""
     if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
-        raise argparse.ArgumentTypeError(f"expected true or false, not {text!r}")
+        raise ArgumentTypeError(f"expected true or false, not {text!r}")
     return text.lower() in ("true", "1", "yes")
 
 
@@ -105,13 +100,13 @@ def mapping(text: str) -> dict[str, Any]:
     try:
         read: dict[str, Any] = json.loads(text) if text.lstrip().startswith("{") else key_val_to_dict(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
+        raise ArgumentTypeError(f"{text!r}: expected key=value or a JSON object ({error})") from None
     return read
 
 
 def model_args(text: str) -> dict[str, Any]:
     """Arguments of a command's model; those that the command has a place of its own for are refused."""
-    arguments = mapping(text)
-    if own := {"pretrained", "device", "factors"} & arguments.keys():
-        raise argparse.ArgumentTypeError(f"{min(own)}={arguments[min(own)]}: the command has a place of its own for it")
-    return arguments
+    args = mapping(text)
+    if own := {"pretrained", "device", "factors"} & args.keys():
+        raise ArgumentTypeError(f"{min(own)}={args[min(own)]}: the command has a place of its own for it")
+    return args

@@ -21,7 +21,7 @@ def fetch(address: str) -> Path:
 
     try:
         path = huggingface_hub.hf_hub_download(found["repo"], found["file"] or FILE, revision=found["revision"])
-    except Exception as error:  # huggingface-hub has changed its HTTP client, and so its errors, more than once
+    except Exception as error:  # of its HTTP client
         reason = f"the Hub does not give this file ({first_line(error)})"
         raise FactorsError(f"factors={address}: {reason}; check the name") from None
     return Path(path)

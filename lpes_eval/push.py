@@ -26,11 +26,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Send the file and its card in one commit; returns 0."""
-    factors = factors_file.load(arguments.file)
-    text = card(factors, arguments.repo)
-    if arguments.dry_run:
+    factors = factors_file.load(args.file)
+    text = card(factors, args.repo)
+    if args.dry_run:
         print(text)
         return 0
     import huggingface_hub
@@ -39,11 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     files = {hub.FILE: json.dumps(factors.to_dict(), indent=2) + "\n", "README.md": text}
     operations = [CommitOperationAdd(name, content.encode()) for name, content in files.items()]
     try:
-        huggingface_hub.create_repo(arguments.repo, exist_ok=True)
-        done = huggingface_hub.create_commit(arguments.repo, operations, commit_message="Layer factors")
+        huggingface_hub.create_repo(args.repo, exist_ok=True)
+        done = huggingface_hub.create_commit(args.repo, operations, commit_message="Layer factors")
     except Exception as error:  # as in hub.fetch
-        raise UserError(f"push {arguments.repo}: the Hub does not take it ({first_line(error)})") from None
-    print(f"{done.commit_url}\nfactors=hf://{arguments.repo}@{done.oid}")
+        raise UserError(f"push {args.repo}: the Hub does not take it ({first_line(error)})") from None
+    print(f"{done.commit_url}\nfactors=hf://{args.repo}@{done.oid}")
     return 0
 
 

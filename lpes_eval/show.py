@@ -23,14 +23,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the file's factors and their origin; returns 0."""
-    loaded = factors.parse(arguments.file)
+    loaded = factors.parse(args.file)
     try:
-        values = loaded.per_layer(arguments.layers)
+        values = loaded.per_layer(args.layers)
     except FactorsError as error:
-        raise FactorsError(f"{arguments.file}: {error}") from None
-    print(f"{plain(arguments.file)}: {len(values)} layers, mean factor {fmean(values):.4f}")
+        raise FactorsError(f"{args.file}: {error}") from None
+    print(f"{plain(args.file)}: {len(values)} layers, mean factor {fmean(values):.4f}")
     print(f"sha256 {loaded.digest(len(values))}")
     for h, value in enumerate(values):
         print(f"  layer {h:3d}  {value:8.4f}")

@@ -14,10 +14,7 @@ def terminal(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """The text as Markdown that shows it as it is, in a paragraph, a list item, a heading or a table's cell.
-
-    Nothing in it becomes emphasis, code, a link, an image, a tag, a formula, a list or another cell.
-    """
+    """The text as Markdown that shows it as it is, in a paragraph, a list item, a heading or a table's cell."""
     text = terminal(text).strip().replace("&", "&amp;").replace("<", "&lt;")
     text = re.sub(r"([\\`*_~|$#\[\]]|^[-+=>])", r"\\\1", text)
     return re.sub(r"^(\d+)([.)])", r"\1\\\2", text)

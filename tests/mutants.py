@@ -130,8 +130,8 @@ MUTANTS = {
     ),
     "the gold document of mdqa_pos stands at the position": Mutant(
         "lpes_eval/data/documents.py",
-        "return gold_index(position, 1 + len(self.distractors))",
-        "return gold_index(position, len(self.distractors))",
+        "index = gold_index(position, 1 + len(self.distractors))",
+        "index = gold_index(position, len(self.distractors))",
         (f"{DATA}/test_mdqa.py::test_positions_are_those_of_the_benchmark",),
     ),
     "an answer of kv_retrieval holds the whole value": Mutant(

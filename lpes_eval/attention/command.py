@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``lpes-eval attention``."""
     from rich.progress import Progress
 
@@ -42,25 +42,25 @@ def run(arguments: argparse.Namespace) -> int:
     from lpes_eval.files import write_atomically
     from lpes_eval.report import figures
 
-    sets = {"plain": None, **{str(given): factors.parse(given) for given in arguments.factors}}
-    device = {"device": arguments.device} if arguments.device else {}
-    task = load(arguments.task, arguments.metadata)
-    lm = methods.load("lpes")(pretrained=arguments.model, **device, **arguments.model_args)
+    sets = {"plain": None, **{str(given): factors.parse(given) for given in args.factors}}
+    device = {"device": args.device} if args.device else {}
+    task = load(args.task, args.metadata)
+    lm = methods.load("lpes")(pretrained=args.model, **device, **args.model_args)
     lm.note_carried_factors()
-    read = list(prompts(lm, task, arguments.questions))
+    read = list(prompts(lm, task, args.questions))
     with Progress(transient=True) as progress:
         bar = progress.add_task("reading prompts", total=len(read) * len(sets))
         measured = measure(lm, sets, read, lambda: progress.advance(bar))
     data = {
-        **{name: getattr(arguments, name) for name in ("model", "task", "metadata")},
+        **{name: getattr(args, name) for name in ("model", "task", "metadata")},
         "questions": len(read) // len(task.positions),
         "positions": sorted({prompt.position for prompt in read}),
         "tokens": max(len(prompt.tokens) for prompt in read),
         "regions": REGIONS,
         "sets": measured,
     }
-    path = arguments.output / "attention.json"
+    path = args.output / "attention.json"
     write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
-    figures.attention(data).save(arguments.output)
+    figures.attention(data).save(args.output)
     print(f"{path}, and a picture beside it")
     return 0

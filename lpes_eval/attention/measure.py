@@ -1,7 +1,6 @@
 """Prompts by position with their reference answers, and the attention of these under several sets of factors.
 
-A prompt is read with the attention that the model was loaded with, the answer token by token from the cache with the
-eager one, which hands its weights out. Nothing of the size of the prompt squared is made: 32k tokens fit.
+Only the answer is read, token by token, with the eager attention, which hands its weights out: 32k tokens fit.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ REGIONS = ("beginning", "middle", "end", "gold")
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens of a prompt and its answer, how many are the answer's, and the numbers of each region's tokens.
-
-    ``position`` is the gold item's, in percent.
-    """
+    """The gold item's position in percent, all tokens, how many are the answer's, and the numbers of each region's."""
 
     position: float
     tokens: list[int]
@@ -59,10 +55,7 @@ def load(name: str, metadata: Mapping[str, Any]) -> PositionTask:
 
 
 def prompts(lm: Any, task: PositionTask, questions: int) -> Iterator[Prompt]:
-    """The prompts of so many questions at every position that the task has.
-
-    ``UserError``: a tokenizer that does not say where its tokens stand, or a prompt that does not fit the window.
-    """
+    """The prompts of so many questions at every position; ``UserError`` for one that does not fit the window."""
     for doc in list(task.test_docs())[:questions]:
         for position in task.positions:
             answer = task.config.target_delimiter + task.written(doc, position)
@@ -90,7 +83,7 @@ def _prompt(lm: Any, position: float, segments: list[Segment], answer: str) -> P
 def located(lm: Any, text: str) -> tuple[list[int], list[int]]:
     """The tokens of a text, with the special ones that ``hf`` adds, and where in the text each begins."""
     if not lm.tokenizer.is_fast:
-        raise UserError("the model's tokenizer does not say where its tokens stand in a text; expected a fast one")
+        raise UserError("the model's tokenizer does not say where its tokens stand; expected a fast one")
     ids = lm.tok_encode(text)
     plain = lm.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     added = len(ids) - len(plain["input_ids"])
@@ -100,9 +93,7 @@ def located(lm: Any, text: str) -> tuple[list[int], list[int]]:
 
 
 def items_of(starts: Sequence[int], segments: Sequence[Segment], before: int) -> list[int]:
-    """The item of each token, by where it begins; the prompt of an instruction, items and a question stands behind
-    ``before`` characters. It is -1 before the items, and their number behind them.
-    """
+    """The item of each token, by where it begins, in a prompt behind ``before`` characters; -1 before the items."""
     _, *bounds = accumulate((len(one.text) for one in segments[:-1]), initial=before)
     return [bisect_right(bounds, start) - 1 for start in starts]
 
@@ -121,9 +112,7 @@ def shares(model: Any, prompt: Prompt) -> dict[int, Tensor]:
 def measure(
     lm: Any, sets: Mapping[str, Factors | None], prompts: Sequence[Prompt], advance: Callable[[], None]
 ) -> dict[str, Any]:
-    """By name of a set of factors: the factors, the layers that have attention, and the shares of each, as plain data;
-    ``advance`` is called after each prompt.
-    """
+    """By set of factors: these, the layers with attention and their shares; ``advance`` is called after each prompt."""
     measured: dict[str, Any] = {}
     for name, factors in sets.items():
         lm.set_factors(factors)
@@ -140,14 +129,10 @@ def measure(
 
 @torch.no_grad()
 def weights(model: Any, tokens: Sequence[int], answer: int) -> Iterator[dict[int, Tensor]]:
-    """The attention with which each token of an answer is chosen; the last ``answer`` tokens are the answer's.
+    """The attention with which each of the last ``answer`` tokens is chosen, by layer that has attention.
 
-    Yields:
-        For each of them, by layer that has attention, what the token before it, from which it is predicted, pays to
-        each token up to itself, (heads, keys), 0 beyond a layer's window.
-
-    Raises:
-        UnsupportedModel: the family does not hand out its weights, or they are not of single tokens.
+    It is what the token before pays to each token up to itself, (heads, keys), 0 beyond a layer's window.
+    ``UnsupportedModel``: the family does not hand out its weights, or they are not of single tokens.
     """
     decoder = find_decoder(model)
     start, ids = len(tokens) - answer - 1, torch.tensor([list(tokens)], device=device_of(model))
@@ -175,7 +160,7 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
     def note(h: int, module: nn.Module, args: Any, output: Any) -> None:
         for x in output[1:] if isinstance(output, tuple) else ():
             is_weight = torch.is_tensor(x) and x.ndim == 4 and x.shape[2] == 1 and x.is_floating_point()
-            if is_weight and all(x is not known for known in seen.get(h, [])):  # a module within may hand it on
+            if is_weight and all(x is not known for known in seen.get(h, [])):  # others hand it on
                 seen.setdefault(h, []).append(x)
 
     with ExitStack() as hooks:
@@ -189,12 +174,12 @@ def _watched(layers: Sequence[nn.Module]) -> Iterator[dict[int, list[Tensor]]]:
 @contextmanager
 def _eager(decoder: nn.Module) -> Iterator[None]:
     """The eager attention in all of a decoder while this lasts."""
-    configs = {id(config): config for module in decoder.modules() if (config := getattr(module, "config", None))}
-    before = {key: config._attn_implementation for key, config in configs.items()}
+    configs: list[Any] = [module.config for module in decoder.modules() if getattr(module, "config", None)]
+    before = [config._attn_implementation for config in configs]
     try:
-        for config in configs.values():
+        for config in configs:
             config._attn_implementation_internal = "eager"
         yield
     finally:
-        for key, config in configs.items():
-            config._attn_implementation_internal = before[key]
+        for config, own in zip(configs, before, strict=True):
+            config._attn_implementation_internal = own

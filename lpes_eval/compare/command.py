@@ -30,11 +30,11 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``lpes-eval compare``."""
-    a, b = results.read(arguments.a), results.read(arguments.b)
-    comparison = compare(a, b, prompts_may_differ=arguments.other_prompts)
-    tables.publish(page_of(comparison, arguments.flips), arguments.markdown)
+    a, b = results.read(args.a), results.read(args.b)
+    comparison = compare(a, b, prompts_may_differ=args.other_prompts)
+    tables.publish(page_of(comparison, args.flips), args.markdown)
     return 0
 
 

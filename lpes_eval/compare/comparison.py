@@ -20,9 +20,7 @@ FEW_QUESTIONS = 50
 
 @dataclass
 class Row:
-    """A paired difference, its label (``"50 %"``, ``"mean"``, ``"worst"``, ``"spread"``; ``"all"`` without positions),
-    and its p-value adjusted over the rows of a comparison.
-    """
+    """A paired difference, its label as in ``gate.Row``, and its p-value adjusted over the rows of a comparison."""
 
     label: str
     difference: Difference
@@ -58,15 +56,10 @@ class Comparison:
 
 
 def compare(a: Results, b: Results, *, prompts_may_differ: bool = False) -> Comparison:
-    """Compare two runs, question by question; positive differences are in favour of ``b``.
+    """Compare two runs, question by question, in a section for each metric of each task that both have.
 
-    ``prompts_may_differ`` compares the same examples in other prompts, such as with and without a chat template.
-
-    Returns:
-        A section for each metric of each task that both runs have; Holm's adjustment runs over the rows of all.
-
-    Raises:
-        UserError: nothing in common, other task versions or examples, or no samples logged.
+    Differences are ``b - a``; Holm's adjustment runs over the rows of all sections. ``UserError``: nothing in common,
+    other task versions, examples or (unless they may differ) prompts, or no samples logged.
     """
     from lpes_eval.compare.statistics import holm
 

@@ -29,18 +29,16 @@ def of(comparison: Comparison) -> Iterator[tuple[Section, list[Flip]]]:
 
 
 def flipped(a: Results, b: Results, task: str, key: str) -> list[Flip]:
-    """The samples of a task whose score in a metric, ``METRIC`` or ``METRIC,FILTER``, differs between two runs on the
-    same questions.
-    """
+    """The samples of a task whose score in a metric, ``METRIC`` or ``METRIC,FILTER``, differs between two runs."""
     key = key if "," in key else f"{key},none"
     metric, _, filter_name = key.partition(",")
-    task_a, task_b = a.tasks[task], b.tasks[task]
-    before, after = task_a.metrics[key], task_b.metrics[key]
-    samples_a, samples_b = task_a.samples[filter_name], task_b.samples[filter_name]
+    tasks = a.tasks[task], b.tasks[task]
+    before, after = (task.metrics[key] for task in tasks)
+    samples = [task.samples[filter_name] for task in tasks]
     flips = []
     for label in (label for label in before.values if label in after.values):
-        place = None if label == "all" else [*map(label_of, task_b.positions)].index(label)
-        scores = zip(samples_a, samples_b, before.scores(label), after.scores(label), strict=True)
+        place = None if label == "all" else [*map(label_of, tasks[1].positions)].index(label)
+        scores = zip(*samples, before.scores(label), after.scores(label), strict=True)
         for sample_a, sample_b, was, is_now in scores:
             if was != is_now:
                 better = (is_now > was) == (before.higher_is_better is not False)
@@ -66,12 +64,9 @@ def _cut(text: str) -> str:
 
 
 def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, str]:
-    """The question and the expected answer of a sample at a label.
-
-    The benchmarks by position have them in their documents; of others they are the prompt's end and what was logged.
-    """
+    """The question and the expected answer: of benchmarks by position from the document, of others as was logged."""
     for make in (kv.Question, documents.Example.of):
-        with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # another benchmark
+        with suppress(Exception):  # another benchmark
             example, position = make(**sample.doc), position_of(label)
             return example.segments(position)[-1].text, _shown(example.target(position))
     prompts = [text for text, _ in _of_place(sample.requests, place)]
@@ -85,10 +80,7 @@ def _of_place(items: Sequence[Any], place: int | None) -> Sequence[Any]:
 
 
 def _likelihoods(sample: Sample) -> list[float]:
-    """Those of the choices, if the sample is one of multiple choice: several endings of one prompt.
-
-    Of each lm-eval logs (likelihood, is greedy), as text.
-    """
+    """Those of the choices, if the sample is several endings of one prompt; lm-eval logs (likelihood, is greedy)."""
     pairs = [pair for pair in sample.answers if isinstance(pair, list) and len(pair) == 2]
     prompts = {prompt for prompt, _ in sample.requests}
     if len(prompts) == 1 and 1 < len(pairs) == len(sample.answers) == len(sample.requests):
@@ -100,7 +92,7 @@ def _likelihoods(sample: Sample) -> list[float]:
 def _answer(sample: Sample, place: int | None, metric: str) -> str:
     if likelihoods := _likelihoods(sample):
         choices = [str(ending) for _, ending in sample.requests]
-        if metric.startswith("acc_norm"):  # by a choice's characters, the delimiter before it left out
+        if metric.startswith("acc_norm"):  # by a choice's characters
             likelihoods = [one / max(len(end.lstrip()), 1) for one, end in zip(likelihoods, choices, strict=True)]
         return _shown(choices[likelihoods.index(max(likelihoods))])
     answers = _of_place(sample.answers, place)

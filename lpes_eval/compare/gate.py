@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.results import Metric, Results, differing, mismatch
 from lpes_eval.compare.tables import some
@@ -33,11 +33,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Options:
-    """What decides about a change.
-
-    ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``, in the score's unit, never
-    fails. A mean over positions, or a score without positions, that gets worse by more than ``max_drop`` fails also if
-    chance explains it. ``strict`` fails what cannot be tested.
+    """What decides about a change: ``alpha`` is the false-alarm rate of the whole gate. A worsening up to ``tolerance``
+    never fails; one by more than ``max_drop`` of a mean over positions, or of a score without positions, fails whatever
+    chance says. Both are in the score's unit. ``strict`` fails what cannot be tested.
     """
 
     alpha: float = ALPHA
@@ -50,10 +48,9 @@ class Options:
 class Row:
     """One score of the baseline and what became of it.
 
-    ``metric`` is ``METRIC,FILTER``; ``label`` a position (``"50 %"``), ``"mean"``, ``"worst"``, ``"spread"``, or
-    ``"all"``. ``questions`` were tested at ``level``; where none were, they are 0 and p is NaN. ``allowed`` is the
-    largest change for the worse that passes, negative where that is a fall. ``why`` says what made it missing or not
-    testable, or ``by size`` where ``max_drop`` decided and not the test.
+    ``metric`` is ``METRIC,FILTER``, ``label`` a position (``"50 %"``), ``"mean"``, ``"worst"``, ``"spread"`` or
+    ``"all"``. ``questions`` is 0, and p NaN, where none were tested. ``allowed`` is the largest change for the worse
+    that passes, negative where that is a fall. ``why`` is said of what is missing, not testable or decided ``by size``.
     """
 
     task: str
@@ -61,7 +58,6 @@ class Row:
     label: str
     questions: int
     change: Change
-    level: float
     allowed: float
     outcome: Outcome
     fails: bool
@@ -82,14 +78,11 @@ class Verdict:
         """Whether a row fails."""
         return any(row.fails for row in self.rows)
 
-    def count(self, outcome: Outcome) -> int:
-        """How many rows have this outcome."""
-        return sum(row.outcome == outcome for row in self.rows)
-
     @property
     def headline(self) -> str:
         """The answer in one line."""
-        worse, missing, untested = map(self.count, (Outcome.WORSE, Outcome.MISSING, Outcome.NOT_TESTABLE))
+        count = Counter(row.outcome for row in self.rows)
+        worse, missing, untested = (count[key] for key in (Outcome.WORSE, Outcome.MISSING, Outcome.NOT_TESTABLE))
         parts = [f"{worse} of {len(self.rows)} scores got worse" if worse else "nothing got worse beyond chance"]
         parts += [f"{missing} are missing"] if missing else []
         parts += [f"{untested} could not be tested"] if untested else []
@@ -107,21 +100,17 @@ def regress(baseline: Results, now: Results, options: Options = Options()) -> Ve
     level = options.alpha / max(tests, 1)
     rows = [row for score in scores for row in score.rows(level, options)]
     if all(row.outcome == Outcome.NOT_TESTABLE for row in rows):
-        reason = "no score has samples on both sides to test it by; run lm_eval with --log_samples, or give --max-drop"
+        reason = "no score has samples on both sides; run lm_eval with --log_samples, or give --max-drop"
         if tests:
-            few = (
-                f"{max(score.questions for score in scores)} questions are too few to tell the loss of all from chance"
-            )
+            most = max(score.questions for score in scores)
+            few = f"{most} questions are too few to tell the loss of all from chance"
             reason = f"{few}; evaluate at least {fewest_lost(level)}"
         raise UserError(f"{now.path} against {baseline.path}: {reason}")
     return Verdict(baseline, now, rows, [*_notes(rows, tests, level), *_differences(baseline, now)])
 
 
 def fewest_lost(level: float) -> int:
-    """How many questions must be answered worse, and none better, before a test at ``level`` can fail.
-
-    If n questions are answered worse and none better, an exchange of the runs does as much harm with probability 2^-n.
-    """
+    """How many questions, all answered worse, a test at ``level`` needs to fail: for n of them p is 2^-n."""
     return math.ceil(math.log2(1 / level))
 
 
@@ -151,18 +140,14 @@ class _Score:
         """The level of a test in one direction; both are tested where lm-eval does not say which is worse."""
         return level / 2 if self.old.higher_is_better is None else level
 
-    def is_testable(self, level: float) -> bool:
-        """Whether the loss of every answer could fail."""
-        return self.questions >= fewest_lost(self.one_sided(level))
-
     def changes(self, level: float) -> Sequence[Change]:
-        """What moved, by label, tested or not."""
+        """What moved, by label; tested if the loss of every answer could fail."""
         from lpes_eval.compare.statistics import Change, rerun_changes
 
-        up = self.old.higher_is_better is not False
-        if self.new and self.is_testable(level):
+        up, level = self.old.higher_is_better is not False, self.one_sided(level)
+        if self.new and self.questions >= fewest_lost(level):
             old, new = (metric.matrix(self.old.values) for metric in (self.old, self.new))
-            return rerun_changes(old, new, self.one_sided(level), higher_is_better=up)
+            return rerun_changes(old, new, level, higher_is_better=up)
         there = self.new.values if self.new else {}
         was = _with_summaries([*self.old.values.values()], up)
         now = _with_summaries([there.get(label, math.nan) for label in self.old.values], up)
@@ -174,7 +159,7 @@ class _Score:
         """A row for each label."""
         of_all = "mean" if len(self.labels) > 1 else self.labels[0]
         for label, change in zip(self.labels, self.changes(level), strict=True):
-            if self.old.higher_is_better is None and label != "spread":  # any change may be one for the worse
+            if self.old.higher_is_better is None and label != "spread":  # either may be worse
                 p = math.nan if math.isnan(change.p) else min(1.0, 2 * min(change.p, change.p_better))
                 change = replace(change, worsening=abs(change.worsening), p=p, p_better=math.nan)
             max_drop = options.max_drop if label == of_all else None
@@ -187,7 +172,7 @@ class _Score:
                 is_no_average = self.logged and not (self.old.by_question or (self.new and self.new.by_question))
                 is_harmless = is_no_average and change.worsening <= options.tolerance
                 fails = math.isnan(change.old) or (options.max_drop is None and not is_harmless)
-            yield Row(self.task, self.key, label, self.questions, change, level, allowed, outcome, fails, why)
+            yield Row(self.task, self.key, label, self.questions, change, allowed, outcome, fails, why)
 
     def _judged(self, change: Change, level: float, tolerance: float, max_drop: float | None) -> tuple[Outcome, str]:
         """The outcome, and why."""
@@ -210,11 +195,11 @@ class _Score:
         return Outcome.NOT_TESTABLE, why
 
 
-def _with_summaries(values: list[float], up: bool) -> list[float]:
+def _with_summaries(values: list[float], up: bool) -> list[Any]:
     """The scores at positions, and their mean, worst and spread; NaN where one is missing."""
-    if any(map(math.isnan, values)):
-        return [*values, math.nan, math.nan, math.nan]
-    return [*values, fmean(values), min(values) if up else max(values), max(values) - min(values)]
+    import numpy as np
+
+    return [*values, np.mean(values), (np.min if up else np.max)(values), np.ptp(values)]
 
 
 def _scores(baseline: Results, now: Results) -> Iterator[_Score]:

@@ -7,11 +7,10 @@ import os
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Comment, Element, SubElement, indent, tostring
 
 from lpes_eval.compare import baseline, gate, results, tables
 from lpes_eval.compare.gate import Options, Outcome, Row, Verdict
-from lpes_eval.compare.results import Results
 from lpes_eval.files import marker, write_output
 from lpes_eval.flags import amount, share
 from lpes_eval.text import terminal
@@ -49,25 +48,21 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``lpes-eval regress``."""
-    path, given = arguments.baseline, vars(arguments)
+    path, given = args.baseline, vars(args)
     options = Options(**{name: given[name] for name in Options.__dataclass_fields__})
-    if arguments.update:
-        return _update(results.read(arguments.results), path, options)
-    now = results.read(arguments.results)
+    now = results.read(args.results)
+    if args.update:
+        gate.regress(now, now, options)  # refuses what no run could be held against
+        baseline.save(now, path)
+        print(f"{path}: baseline of {len(now.leaves)} tasks written from {now.path}")
+        return 0
     verdict = gate.regress(baseline.load(path), now, options)
-    if arguments.junit:
-        write_output(arguments.junit, junit(verdict), marker(COMMAND))
-    tables.publish(page_of(verdict), arguments.markdown)
+    if args.junit:
+        write_output(args.junit, junit(verdict), marker(COMMAND))
+    tables.publish(page_of(verdict), args.markdown)
     return 1 if verdict.failed else 0
-
-
-def _update(now: Results, path: Path, options: Options) -> int:
-    gate.regress(now, now, options)  # refuses what no run could be held against
-    baseline.save(now, path)
-    print(f"{path}: baseline of {len(now.leaves)} tasks written from {now.path}")
-    return 0
 
 
 def page_of(verdict: Verdict) -> tables.Page:
@@ -85,23 +80,21 @@ def page_of(verdict: Verdict) -> tables.Page:
 
 def junit(verdict: Verdict) -> str:
     """JUnit XML, a test case a row."""
-    root = ElementTree.Element("testsuites")
-    root.append(ElementTree.Comment(marker(COMMAND)))
-    failures, skipped = sum(row.fails for row in verdict.rows), 0
-    suite = ElementTree.SubElement(root, "testsuite", name=COMMAND, tests=str(len(verdict.rows)))
+    root = Element("testsuites")
+    root.append(Comment(marker(COMMAND)))
+    suite = SubElement(root, "testsuite", name=COMMAND, tests=str(len(verdict.rows)))
     for row in verdict.rows:
         name = f"{row.task}.{row.metric.removesuffix(',none')}"
-        case = ElementTree.SubElement(suite, "testcase", classname=terminal(name), name=terminal(row.label))
+        case = SubElement(suite, "testcase", classname=terminal(name), name=terminal(row.label))
         outcome = "failure" if row.fails else "skipped" if row.outcome == Outcome.NOT_TESTABLE else ""
-        skipped += outcome == "skipped"
         if outcome:
             said = [f"{name} {cell}".strip() for name, cell in zip(HEADER[1:], _cells(row)[1:], strict=True)]
-            ElementTree.SubElement(case, outcome, message=terminal(", ".join(filter(None, [*said, row.why]))))
-    suite.set("failures", str(failures))
-    suite.set("skipped", str(skipped))
-    ElementTree.SubElement(suite, "system-out").text = "\n".join(map(terminal, verdict.notes))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+            SubElement(case, outcome, message=terminal(", ".join(filter(None, [*said, row.why]))))
+    suite.set("failures", str(len(suite.findall("*/failure"))))
+    suite.set("skipped", str(len(suite.findall("*/skipped"))))
+    SubElement(suite, "system-out").text = "\n".join(map(terminal, verdict.notes))
+    indent(root)
+    return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

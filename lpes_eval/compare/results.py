@@ -30,10 +30,8 @@ SAMPLE_FIELDS = ("doc_id", "doc", "doc_hash", "prompt_hash", "target_hash")
 
 @dataclass(frozen=True)
 class Sample:
-    """The answers to one question, as lm-eval logs them under one filter.
-
-    ``requests`` are its prompts, each with what else was sent (an ending, or options), ``scores`` by the metric's name.
-    ``document`` hashes the document and the expected answer, ``prompt`` the first prompt.
+    """The answers to one question, as lm-eval logs them under one filter: ``requests`` are its prompts, each with what
+    else was sent, ``document`` hashes the document and the expected answer, ``prompt`` the first prompt.
     """
 
     doc: Any
@@ -49,9 +47,9 @@ class Sample:
 class Metric:
     """One metric of a task under one of its filters, labelled by position (``"50 %"``), or ``"all"`` without positions.
 
-    ``values`` has the score at each label as reported, NaN where there is none; ``by_question`` one score a question,
-    in the same order at every label, or None where no samples were logged or the score is not their average
-    (perplexity). ``higher_is_better`` is None where lm-eval does not say.
+    ``values`` has the score at each label as reported, NaN for none; ``by_question`` one score a question, in the same
+    order at every label, or None without samples or where the score is not their average (perplexity).
+    ``higher_is_better`` is None where lm-eval does not say.
     """
 
     higher_is_better: bool | None
@@ -76,11 +74,10 @@ class Metric:
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a run, or a group of tasks: its questions, and what it scored.
+    """One task of a run, or a group of tasks: ``data`` is what the metadata says of the examples.
 
-    ``data`` is what the metadata says of the examples. ``documents`` is a digest of lm-eval's hashes of all documents
-    and expected answers, ``prompts`` one of all prompts; both are None where no samples were logged. ``metrics`` are
-    keyed ``METRIC,FILTER``, ``samples`` by filter. ``positions`` are in percent, as a sample's requests have them.
+    ``documents`` is a digest of all documents and expected answers, ``prompts`` one of all prompts, None without
+    samples. ``metrics`` are keyed ``METRIC,FILTER``, ``samples`` by filter. ``positions`` are in percent.
     """
 
     version: str
@@ -95,11 +92,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Results:
-    """One run of lm-eval: its file, the model, the factors as given and for each layer, and where the scores came from
-    (date, packages, dtype, hashes).
-
-    ``leaves`` are all tasks; in ``tasks`` a group whose scores are averages over samples (mmlu) stands for its tasks.
-    """
+    """One run of lm-eval: all its tasks are ``leaves``; in ``tasks`` a group that averages them stands for its own."""
 
     path: Path
     model: str
@@ -116,10 +109,7 @@ class Results:
 
 
 def mismatch(a: Task, b: Task, *, prompts_may_differ: bool = False) -> str | None:
-    """Why the scores of two runs of a task may not be compared; None where they may.
-
-    The hashes of documents and prompts decide; where a run logged no samples, the metadata and the number of examples.
-    """
+    """Why two runs of a task may not be compared, by hashes or, without samples, by metadata; None where they may."""
     if a.version != b.version:
         return f"task version {a.version} and {b.version}"
     data = [f"{key} {in_a} and {in_b}" for key, in_a, in_b in differing(a.data, b.data)]
@@ -159,10 +149,7 @@ def label_of(position: float) -> str:
 
 
 def read(path: str | Path) -> Results:
-    """Read a run from its results JSON, or the newest run below a folder; samples from the files beside it.
-
-    ``DataError``: no such file, no results in the folder, or a file that lm-eval did not write.
-    """
+    """Read a run from its results JSON, or the newest one below a folder; ``DataError`` where lm-eval wrote none."""
     path = Path(path)
     if path.is_dir():
         dated = [(match[1], file) for file in path.rglob("*.json") if (match := DATE.search(file.stem))]
@@ -199,7 +186,7 @@ def well_formed(path: Path, what: str, way_out: str) -> Iterator[None]:
 
 def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -> Task:
     metadata = entry(raw, "configs", name, "metadata")
-    lines = next(iter(samples.values()), [])  # every filter reads the same answers to the same prompts
+    lines = next(iter(samples.values()), [])  # every filter reads the same
 
     def digest(of: str) -> str | None:
         hashes = "\n".join(getattr(sample, of) for sample in lines)
@@ -211,7 +198,7 @@ def _task(raw: Mapping[str, Any], name: str, samples: dict[str, list[Sample]]) -
     return Task(
         # lm-eval's own list of versions may carry the data's source, which `mismatch` looks at by itself
         version=str(metadata.get("version", entry(raw, "versions").get(name))),
-        data=_data(metadata, NOT_THE_DATA | _model_arguments(raw).keys()),
+        data=_data(metadata, NOT_THE_DATA | _model_args(raw).keys()),
         examples=None if examples is None else int(examples),
         documents=digest("document"),
         prompts=digest("prompt"),
@@ -238,9 +225,8 @@ def _metrics(
             column = of.partition(",")[0]
             columns[label] = [sample.scores.get(column, math.nan) for sample in samples.get(filter_name, ())]
         averaged = all(_is_mean(column, scores[keys[label]]) for label, column in columns.items())
-        direction = directions.get(name)
-        values = {label: scores[of] for label, of in keys.items()}
-        metrics[key] = Metric(direction if isinstance(direction, bool) else None, values, columns if averaged else None)
+        up, values = directions.get(name), {label: scores[of] for label, of in keys.items()}
+        metrics[key] = Metric(up if isinstance(up, bool) else None, values, columns if averaged else None)
 
     left = dict(scores)
     for key, mean in scores.items():
@@ -341,7 +327,7 @@ def number(value: Any) -> float:
     return float(value) if is_score else math.nan
 
 
-def _model_arguments(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _model_args(raw: Mapping[str, Any]) -> dict[str, Any]:
     """``--model_args``, which lm-eval may have kept as they were typed."""
     arguments = entry(raw, "config").get("model_args")
     if isinstance(arguments, str):
@@ -358,13 +344,13 @@ def _factors(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _model(raw: Mapping[str, Any]) -> str:
     """lm-eval's model type, the name on the Hub or the last part of a path, and the parameters."""
     config = entry(raw, "config")
-    arguments, kind = _model_arguments(raw), str(config.get("model", ""))
+    arguments, kind = _model_args(raw), str(config.get("model", ""))
     name = arguments.get("pretrained") or arguments.get("model")
-    if name is None and kind == "lpes":  # takes the model that its factors name, or the shipped one
+    if name is None and kind == "lpes":  # the factors' model, or the shipped one
         origin = entry(_factors(raw), "origin").get("model")
         name = (origin.get("name") if isinstance(origin, dict) else origin) or "lpes-eval/reference"
     path, parameters = Path(str(name or "")), config.get("model_num_parameters")
-    name = path.name if path.is_absolute() else str(name or "")  # a folder is the machine's, and says nothing
+    name = path.name if path.is_absolute() else str(name or "")  # the folder is the machine's
     size = "" if parameters is None else f", {int(parameters):,} parameters"
     return f"{kind} {name or '(its default model)'}{size}"
 

@@ -20,7 +20,8 @@ Quantity = Callable[..., Array]
 
 SEED = 20260
 """Seed of every resampling: the same scores always give the same numbers."""
-
+REPLICATES = 2000
+"""Bootstrap samples of questions for the standard errors of worst and spread."""
 EXCHANGED_ALL = 14
 """Up to so many questions that differ, all exchanges of two runs are counted."""
 
@@ -34,38 +35,35 @@ class Estimate:
 
 
 def mean_over_positions(scores: ArrayLike) -> Estimate:
-    """The average of the position means, with its standard error clustered by question.
-
-    The error is that of the questions' own averages (Liang & Zeger, Biometrika 73, 1986; Miller, arXiv 2411.00640).
-    """
+    """The mean and its error clustered by question (Liang & Zeger, Biometrika 73, 1986; Miller, arXiv 2411.00640)."""
     averages = np.asarray(scores, dtype=float).mean(axis=1)
     error = averages.std(ddof=1) / math.sqrt(len(averages)) if len(averages) > 1 else math.nan
     return Estimate(float(averages.mean()), float(error))
 
 
-def worst_position(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
+def worst_position(scores: ArrayLike) -> Estimate:
     """The lowest position mean, with its bootstrap standard error."""
     if np.shape(scores)[1:] == (1,):
         return mean_over_positions(scores)
-    return _bootstrapped(np.min, scores, replicates)
+    return _bootstrapped(np.min, scores)
 
 
-def spread(scores: ArrayLike, *, replicates: int = 2000) -> Estimate:
+def spread(scores: ArrayLike) -> Estimate:
     """The best position mean minus the worst, never negative, with its bootstrap standard error."""
-    return _bootstrapped(np.ptp, scores, replicates)
+    return _bootstrapped(np.ptp, scores)
 
 
-def _bootstrapped(quantity: Quantity, scores: ArrayLike, replicates: int) -> Estimate:
+def _bootstrapped(quantity: Quantity, scores: ArrayLike) -> Estimate:
     """A quantity not smooth in the means: whole questions are drawn (Field & Welsh, J. R. Stat. Soc. B 69, 2007)."""
     values = np.asarray(scores, dtype=float)
     value, error = float(quantity(values.mean(axis=0), axis=-1)), math.nan
     if len(values) > 1:
-        draws = quantity(_resampled_means(values, replicates, SEED), axis=-1)
+        draws = quantity(_resampled_means(values, REPLICATES), axis=-1)
         error = float(draws.std() * _bessel(len(values)))
     return Estimate(value, error)
 
 
-def _for_lm_eval(estimate: Callable[[ArrayLike], Estimate], part: str) -> Callable[[ArrayLike], float | str]:
+def _for_lm_eval(estimate: Callable[[ArrayLike], Estimate], part: str) -> Callable[..., float | str]:
     def aggregate(scores: ArrayLike) -> float | str:
         number: float = getattr(estimate(scores), part)
         return "N/A" if math.isnan(number) else number  # as lm-eval has it of one question
@@ -98,10 +96,7 @@ def interval(scores: Sequence[float]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference ``b - a`` of one quantity of two models.
-
-    ``low`` and ``high`` are the ends of its interval, ``p`` is two-sided; NaN where one question is to be resampled.
-    """
+    """A paired difference ``b - a`` of two models, its interval and two-sided p: NaN for one question to resample."""
 
     a: float
     b: float
@@ -128,12 +123,7 @@ class PairedComparison:
 
 
 def compare_paired(
-    a: ArrayLike,
-    b: ArrayLike,
-    *,
-    higher_is_better: bool = True,
-    replicates: int = 10_000,
-    seed: int = SEED,
+    a: ArrayLike, b: ArrayLike, *, higher_is_better: bool = True, replicates: int = 10_000
 ) -> PairedComparison:
     """Compare two models by their scores of the same questions at the same positions, (questions, positions).
 
@@ -141,15 +131,13 @@ def compare_paired(
     `paired_proportions_interval`; all else the interval ``d ± c`` of the paired bootstrap over questions, c the
     quantile of ``|d* − d|`` (Hall, J. R. Stat. Soc. B 50, 1988). p of averages is the share of all exchanges of the
     models in some questions whose difference reaches ``|d|``; that of worst and spread the share of ``|d* − d|``, but
-    never below ``2^-(k-1)``, the least that k questions can show in an exchange.
-
-    ``higher_is_better`` says which position is the worst; each model's is its own. ``replicates`` are bootstrap samples
-    of questions, and exchanges where not all are counted. ``ValueError`` where shapes differ or a score is missing.
+    never below ``2^-(k-1)``, the least that k questions can show in an exchange. Each model's worst position is its
+    own. ``replicates`` are bootstrap samples, and exchanges where not all are counted. ``ValueError``: other shapes.
     """
     first, second = np.asarray([a, b], dtype=float)
     questions, columns = first.shape
     means_a, means_b = first.mean(axis=0), second.mean(axis=0)
-    drawn_a, drawn_b = np.hsplit(_resampled_means(np.hstack([first, second]), replicates, seed), 2)
+    drawn_a, drawn_b = np.hsplit(_resampled_means(np.hstack([first, second]), replicates), 2)
     changes = (second - first) / questions  # add up to the positions' differences
     least = min(1.0, 2.0 ** (1 - int(changes.any(axis=1).sum())))
 
@@ -161,7 +149,7 @@ def compare_paired(
         reach = np.abs(quantity(drawn_b, axis=-1) - quantity(drawn_a, axis=-1) - d) * _bessel(questions)
         half = float(np.quantile(reach, 0.95))
         if average:
-            p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates, seed)), abs(d))
+            p = _share_reaching(np.abs(_exchanges(quantity(changes, axis=-1), replicates)), abs(d))
         else:
             p = max(least, _share_reaching(np.append(reach, abs(d)), abs(d)))
         return Difference(value_a, value_b, d, d - half, d + half, p)
@@ -187,10 +175,7 @@ def compare_paired(
 
 
 def paired_proportions_interval(losses: int, gains: int, n: int) -> tuple[float, float]:
-    """The adjusted Wald interval (95 %) for a difference of paired proportions, (gains − losses) / n.
-
-    One question is added to the losses and one to the gains (Bonett & Price, J. Educ. Behav. Stat. 37, 2012).
-    """
+    """The adjusted Wald interval (95 %) of (gains − losses) / n (Bonett & Price, J. Educ. Behav. Stat. 37, 2012)."""
     from scipy.stats import norm
 
     gained, lost = (gains + 1) / (n + 2), (losses + 1) / (n + 2)
@@ -211,10 +196,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Change:
-    """How one quantity moved from a baseline to a new run.
-
-    ``worsening``, negative if it is better, and ``allowed``, the most that the test lets pass, are in the score's unit.
-    ``p`` is the one-sided p-value of "this is a rerun" against a worse run, ``p_better`` that against a better one.
+    """How a quantity moved from a baseline to a new run: ``worsening`` (negative: better), ``allowed``, the most that
+    passes, and the one-sided p-value of "this is a rerun" against a worse run, ``p_better`` against a better one.
     """
 
     old: float
@@ -225,7 +208,7 @@ class Change:
     p_better: float
 
 
-def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> tuple[Change, ...]:
+def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_better: bool = True) -> list[Change]:
     """Test whether a run is worse than an earlier run on the same questions, beyond what a mere rerun could be.
 
     The two are exchanged in some questions, all positions together: how often is the change as bad as the one seen? In
@@ -237,13 +220,13 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     """
     first, second = np.asarray([old, new], dtype=float)
     questions, columns = first.shape
-    sign = -1.0 if higher_is_better else 1.0  # a change of this sign is one for the worse
+    sign = -1.0 if higher_is_better else 1.0  # of a change for the worse
 
     @cache
     def exchanged() -> tuple[Array, Array]:
         """The position means of both runs after each exchange, shape (exchanges, positions)."""
         draws = max(20_000, math.ceil(20 / level))  # at least twenty beyond the threshold
-        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws, SEED) / (2 * questions)
+        middle, half = (first + second).mean(axis=0) / 2, _exchanges(second - first, draws) / (2 * questions)
         return middle - half, middle + half
 
     def change_of(quantity: Quantity, sign: float) -> Change:
@@ -262,7 +245,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
             return change_of(partial(np.take, indices=column), sign)
         from scipy.stats import binom
 
-        worse, better = int((sign * (at_new - at_old) > 0).sum()), int((sign * (at_old - at_new) > 0).sum())
+        worse, better = (int((side * (at_new - at_old) > 0).sum()) for side in (sign, -sign))
         coin = binom(worse + better, 0.5)
         allowed = (2 * float(coin.isf(level)) - (worse + better)) / questions
         worsening = (worse - better) / questions
@@ -273,7 +256,7 @@ def rerun_changes(old: ArrayLike, new: ArrayLike, level: float, *, higher_is_bet
     if columns > 1:
         worst = np.min if higher_is_better else np.max
         changes += [change_of(np.mean, sign), change_of(worst, sign), change_of(np.ptp, 1.0)]
-    return tuple(changes)
+    return changes
 
 
 def _right_or_wrong(*scores: Array) -> bool:
@@ -285,25 +268,17 @@ def _bessel(questions: int) -> float:
     return math.sqrt(questions / (questions - 1))
 
 
-def _resampled_means(scores: Array, replicates: int, seed: int) -> Array:
+def _resampled_means(scores: Array, replicates: int) -> Array:
     """Draw as many questions as there are, with replacement; the position means of each draw, (draws, positions)."""
-    questions = len(scores)
-    rng = np.random.default_rng(seed)
+    rng, questions = np.random.default_rng(SEED), len(scores)
     # Equal rows are interchangeable: drawing kinds of rows by their frequency is the same bootstrap, with few kinds.
     kinds, frequency = np.unique(scores, axis=0, return_counts=True)
-    chunk = max(1, 4_000_000 // len(kinds))  # keeps the draws below 32 MB
-    parts = []
-    for start in range(0, replicates, chunk):
-        drawn = rng.multinomial(questions, frequency / questions, size=min(chunk, replicates - start))
-        parts.append(drawn.astype(float) @ kinds / questions)  # integer matrix products bypass BLAS
-    return np.concatenate(parts)
+    draws = (rng.multinomial(questions, frequency / questions) for _ in range(replicates))
+    return np.array([drawn @ kinds for drawn in draws]) / questions
 
 
-def _exchanges(changes: Array, draws: int, seed: int) -> Array:
-    """Turn the sign of some questions' ``changes``, (questions, ...), and sum over all questions, (exchanges, ...).
-
-    Those are all exchanges where there are few, otherwise the one that was seen and ``draws`` at random.
-    """
+def _exchanges(changes: Array, draws: int) -> Array:
+    """Sums over questions of ``changes`` with some signs turned: all exchanges if few, else that seen and ``draws``."""
     changes = changes[changes != 0] if changes.ndim == 1 else changes[changes.any(axis=1)]
     changed = len(changes)
     if changed <= EXCHANGED_ALL or 2**changed <= draws:
@@ -311,8 +286,7 @@ def _exchanges(changes: Array, draws: int, seed: int) -> Array:
         for change in changes:
             sums = np.concatenate([sums - change, sums + change])
         return sums
-    rng = np.random.default_rng(seed)
-    seen = changes.sum(axis=0)
+    rng, seen = np.random.default_rng(SEED), changes.sum(axis=0)
     chunk = min(200_000, max(1, 4_000_000 // changed))
     parts = [seen[None]]
     for start in range(0, draws, chunk):

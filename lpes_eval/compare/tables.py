@@ -28,7 +28,13 @@ class Table:
 
     def to_text(self) -> str:
         """For a terminal."""
-        return f"{terminal(self.title)}\n{text_table(self.header, self.rows, self.left)}"
+        lines = [[terminal(cell) for cell in row] for row in (self.header, *self.rows)]
+        for number, column in enumerate(zip(*lines, strict=True)):
+            width = max(map(len, column))
+            for row in lines:
+                row[number] = row[number].ljust(width) if number < self.left else row[number].rjust(width)
+        rule = ["-" * len(cell) for cell in lines[0]]
+        return "\n".join([terminal(self.title), *("  ".join(row).rstrip() for row in (lines[0], rule, *lines[1:]))])
 
     def to_markdown(self) -> str:
         """In Markdown, without the title."""
@@ -38,10 +44,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What a command prints: runs (what was evaluated, and its file) by their names, tables, and notes.
-
-    ``flips`` are tables of the samples that flipped.
-    """
+    """What a command prints: runs (what was evaluated, and its file) by their names, tables, notes, tables of flips."""
 
     command: str
     sides: Mapping[str, tuple[str, str]]
@@ -76,17 +79,6 @@ def publish(page: Page, markdown_file: str | None) -> None:
     if markdown_file:
         files.write_output(markdown_file, page.to_markdown(), files.marker(page.command))
     print(page.to_text(), end="")
-
-
-def text_table(header: Sequence[str], rows: Rows, left: int = 1) -> str:
-    """Lay out a table in columns: the first ``left`` to the left, the others to the right."""
-    lines = [[terminal(cell) for cell in row] for row in (header, *rows)]
-    for number, column in enumerate(zip(*lines, strict=True)):
-        width = max(map(len, column))
-        for row in lines:
-            row[number] = row[number].ljust(width) if number < left else row[number].rjust(width)
-    rule = ["-" * len(cell) for cell in lines[0]]
-    return "\n".join("  ".join(row).rstrip() for row in (lines[0], rule, *lines[1:]))
 
 
 def markdown_table(header: Sequence[str], rows: Rows) -> str:

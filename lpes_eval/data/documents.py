@@ -1,8 +1,7 @@
 """A question over documents: its prompt and its metric (Liu et al. 2024, arXiv 2307.03172).
 
-The metric is best-subspan exact match: an answer counts when an accepted answer is contained in its first line, both
-after SQuAD's normalisation (Rajpurkar et al. 2016, arXiv 1606.05250), of which three benchmarks have a variant. A word
-boundary is that of the ``regex`` module (accents are parts of words), not of ``re``, as in the benchmark's own code.
+Best-subspan exact match: an accepted answer is contained in the first line, after SQuAD's normalisation (Rajpurkar et
+al. 2016, arXiv 1606.05250). As in the benchmark's code a word boundary is ``regex``'s: accents are parts of words.
 """
 
 from __future__ import annotations
@@ -71,13 +70,9 @@ class Example:
         """The example that a row of the task's data set is."""
         return cls(**row, gold=Document(**gold), distractors=tuple(Document(**one) for one in distractors))
 
-    def gold_index(self, position: float) -> int:
-        """Where the gold document stands, from 0, at ``position`` percent."""
-        return gold_index(position, 1 + len(self.distractors))
-
     def documents(self, position: float) -> list[Document]:
         """All documents in the order of the prompt, the gold one at ``position`` percent."""
-        index = self.gold_index(position)
+        index = gold_index(position, 1 + len(self.distractors))
         return [*self.distractors[:index], self.gold, *self.distractors[index:]]
 
     def segments(self, position: float) -> list[Segment]:
@@ -86,8 +81,9 @@ class Example:
         found = [Segment("instruction", instruction)]
         for i, document in enumerate(self.documents(position)):
             label, end = "gold" if document is self.gold else f"document {i + 1}", "\n" * (i < len(self.distractors))
-            number = len(f"Document [{i + 1}]")
-            found.append(Segment(label, format_document(i + 1, document) + end, number, len(end)))
+            number = f"Document [{i + 1}]"
+            title = f"(Title: {document.title})" if document.title is not None else ""
+            found.append(Segment(label, f"{number}{title} {document.text}{end}", len(number), len(end)))
         return [*found, Segment("question", question.format(question=self.question))]
 
     def prompt(self, position: float) -> str:
@@ -97,9 +93,3 @@ class Example:
     def target(self, position: float) -> list[str]:
         """The accepted answers, wherever the gold document stands."""
         return list(self.answers)
-
-
-def format_document(number: int, document: Document) -> str:
-    """A document as it stands in the prompt."""
-    title = f"(Title: {document.title})" if document.title is not None else ""
-    return f"Document [{number}]{title} {document.text}"

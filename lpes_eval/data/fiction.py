@@ -1,26 +1,23 @@
 """A generated set for multi-document question answering: short encyclopaedia articles about what never was.
 
-Four kinds of articles (people, towns, books, battles), six facts in each, every fact in one of two wordings and in a
-drawn order, among four remarks that nobody asks about. A question asks one fact of one article. Its distractors are
-articles of the same kind with the same six facts, so only the name says which article answers. Names are put together
-from syllables and every fact is drawn anew, so an answer can only be read.
+An article of a kind (people, towns, books, battles) states the same six facts in a drawn order, each in one of two
+wordings, among four remarks. A question asks one fact of one article; its distractors are articles of the same kind, so
+only the name says which one answers. Names are made of syllables and facts drawn anew: an answer can only be read.
 
-Words and sentences stand in ``fiction.json``; their order counts, as they are drawn by number. Example ``i`` depends on
-the seed and ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
+Words stand in ``fiction.json``; their order counts, as they are drawn by number. Example ``i`` depends on the seed and
+``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from random import Random
-from typing import Any
 
 from lpes_eval.data.documents import Document, Example, best_subspan_em, normalize
+from lpes_eval.files import read_json
 from lpes_eval.rng import below, choice, shuffled, stream
 
 POOL = 2700
@@ -29,17 +26,11 @@ SEED = 2
 """One with which no question is asked twice. Changing it, or anything drawn below, changes the task's version."""
 REMARKS = 4
 """How many an article makes, of eight. It has about 114 words then; the published benchmark's passages have 100."""
-
-
-def _lists(words: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(text.split()) for name, text in words.items()}
-
-
-_LANGUAGE = json.loads((resources.files("lpes_eval.data") / "fiction.json").read_text(encoding="utf-8"))
-
-SYLLABLES = tuple(onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou")
-ENDINGS = _lists(_LANGUAGE["endings"])
-MONTHS, NOUNS, BATTLES = (tuple(_LANGUAGE[name].split()) for name in ("months", "nouns", "battles"))
+WORDS = read_json(Path(__file__).with_name("fiction.json"))
+"""Sentences begin with a kind's ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of its
+``opening`` and ``remarks`` name lists in ``choices`` or ``shared``.
+"""
+SYLLABLES = [onset + vowel for onset in "bdgklmnrstv" for vowel in "aeiou"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +41,14 @@ class Value:
     answers: tuple[str, ...]
 
 
+def _word(words: str, rng: Random) -> str:
+    return choice(words.split(), rng)
+
+
 def _name(kind: str, rng: Random) -> str:
     """Two syllables or three, at least 36,960 names of a kind; towns, which are asked for, always three (60,500)."""
     middle = choice(SYLLABLES, rng) if kind == "town" or rng.random() < 0.5 else ""
-    return choice(SYLLABLES, rng).capitalize() + middle + choice(ENDINGS[kind], rng)
+    return choice(SYLLABLES, rng).capitalize() + middle + _word(WORDS["endings"][kind], rng)
 
 
 def _title(kind: str, rng: Random) -> str:
@@ -62,14 +57,14 @@ def _title(kind: str, rng: Random) -> str:
         return f"{_name('given', rng)} {_name('family', rng)}"
     if kind == "town":
         return _name("town", rng)
-    thing = f"The {choice(NOUNS, rng)}" if kind == "book" else choice(BATTLES, rng)
-    return f"{thing} of {_name('town', rng)}"
+    thing = _word(WORDS["nouns" if kind == "book" else "battles"], rng)
+    return f"{'The ' if kind == 'book' else ''}{thing} of {_name('town', rng)}"
 
 
 def _value(kind: str, rng: Random) -> Value:
     """A value of a kind of fact. One town in four also has the name it bears today, which is an answer too."""
     if kind == "date":
-        day, month, year = 1 + below(28, rng), choice(MONTHS, rng), 1100 + below(900, rng)
+        day, month, year = 1 + below(28, rng), _word(WORDS["months"], rng), 1100 + below(900, rng)
         return Value(f"{day} {month} {year}", (f"{day} {month} {year}", f"{month} {day}, {year}"))
     if kind == "year":
         text = str(1100 + below(900, rng))
@@ -84,80 +79,43 @@ def _value(kind: str, rng: Random) -> Value:
     return Value(text, (text, *others))
 
 
-@dataclass(frozen=True, eq=False)
-class Fact:
-    """One kind of fact: its kind of value, how articles state a ``{value}``, how questions ask by the ``{title}``."""
-
-    value: str
-    statements: Sequence[str]
-    questions: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of article: what all of this kind state, and remarks that are never asked about and hold no answer.
-
-    Sentences begin with ``subject``, the ``{title}`` or, for people, ``{name}``, its last word. Fields of ``opening``
-    and of the remarks name the lists in ``choices``.
-    """
-
-    name: str
-    subject: str
-    opening: str
-    choices: dict[str, tuple[str, ...]]
-    facts: Sequence[Fact]
-    remarks: Sequence[str]
-
-
-def _kind(name: str, language: dict[str, Any]) -> Kind:
-    choices = _lists(_LANGUAGE["shared"] | language["choices"])
-    facts = [Fact(**fact) for fact in language["facts"]]
-    return Kind(name, **{**language, "choices": choices, "facts": facts})
-
-
-KINDS = tuple(_kind(name, language) for name, language in _LANGUAGE["kinds"].items())
-
-
 @dataclass(frozen=True)
 class Article:
     """An article, with the values of its kind's facts, and what is ``said`` in it: opening, statements, remarks."""
 
-    title: str
+    document: Document
     subject: str
-    text: str
     values: tuple[Value, ...]
     said: tuple[str, ...]
-
-    def document(self) -> Document:
-        """The article as a document of a prompt."""
-        return Document(self.title, self.text)
 
     def states_elsewhere(self, fact: int) -> bool:
         """Whether an answer to a question about ``fact`` stands anywhere but where the article states it."""
         others = " ; ".join([*self.said[: 1 + fact], *self.said[2 + fact :]])
-        return bool(best_subspan_em(f"{self.title} {others}", self.values[fact].answers))
+        return bool(best_subspan_em(f"{self.document.title} {others}", self.values[fact].answers))
 
 
-def _filled(sentence: str, kind: Kind, rng: Random) -> str:
-    """The sentence with a word drawn for each of its fields."""
-    return re.sub(r"\{(\w+)\}", lambda field: choice(kind.choices[field[1]], rng), sentence)
+def _article(name: str, rng: Random) -> Article:
+    kind = WORDS["kinds"][name]
+    choices = WORDS["shared"] | kind["choices"]
 
+    def filled(sentence: str) -> str:
+        """The sentence with a word drawn for each of its fields."""
+        return re.sub(r"\{(\w+)\}", lambda field: _word(choices[field[1]], rng), sentence)
 
-def _article(kind: Kind, rng: Random) -> Article:
-    title = _title(kind.name, rng)
-    opening = f"{kind.subject.format(title=title, name=title)} {_filled(kind.opening, kind, rng)}."
-    values = tuple(_value(fact.value, rng) for fact in kind.facts)
-    stated = zip(kind.facts, values, strict=True)
-    statements = [choice(fact.statements, rng).format(value=value.text) for fact, value in stated]
+    title = _title(name, rng)
+    opening = f"{kind['subject'].format(title=title, name=title)} {filled(kind['opening'])}."
+    values = tuple(_value(fact["value"], rng) for fact in kind["facts"])
+    stated = zip(kind["facts"], values, strict=True)
+    statements = [choice(fact["statements"], rng).format(value=value.text) for fact, value in stated]
     order = shuffled(statements, rng)
-    subject = kind.subject.format(title=title, name=title.split()[-1])
-    remarked = [_filled(remark, kind, rng) for remark in shuffled(kind.remarks, rng)[:REMARKS]]
+    subject = kind["subject"].format(title=title, name=title.split()[-1])
+    remarked = [filled(remark) for remark in shuffled(kind["remarks"], rng)[:REMARKS]]
     sentences = shuffled([" and ".join(order[i : i + 2]) for i in range(0, len(order), 2)] + remarked, rng)
     text = " ".join([opening, *(f"{subject} {sentence}." for sentence in sentences)])
-    return Article(title, subject, text, values, (opening, *statements, *remarked))
+    return Article(Document(title, text), subject, values, (opening, *statements, *remarked))
 
 
-@lru_cache(maxsize=1024)  # a command loads its examples twice (``plugin.check_examples``)
+@lru_cache(maxsize=1024)  # a command loads its examples twice
 def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     """Example ``question_id`` of the generated set; its first distractors are the same for every ``num_documents``.
 
@@ -165,18 +123,19 @@ def generate(question_id: int, num_documents: int, seed: int = SEED) -> Example:
     contains an accepted answer, and no two articles of an example are about subjects of the same name.
     """
     rng = stream("mdqa_pos", seed, question_id)
-    kind = choice(KINDS, rng)
-    asked = below(len(kind.facts), rng)
+    kind = choice(list(WORDS["kinds"]), rng)
+    facts = WORDS["kinds"][kind]["facts"]
+    asked = below(len(facts), rng)
     gold = _article(kind, rng)
     while gold.states_elsewhere(asked):
         gold = _article(kind, rng)
     answers = gold.values[asked].answers
-    question = choice(kind.facts[asked].questions, rng).format(title=gold.title)
+    question = choice(facts[asked]["questions"], rng).format(title=gold.document.title)
 
-    documents = {normalize(gold.subject): gold.document()}
+    documents = {normalize(gold.subject): gold.document}
     while len(documents) < num_documents:
         other = _article(kind, rng)
-        if not best_subspan_em(f"{other.title} {other.text}", answers):
-            documents.setdefault(normalize(other.subject), other.document())
+        if not best_subspan_em(f"{other.document.title} {other.document.text}", answers):
+            documents.setdefault(normalize(other.subject), other.document)
     _, *distractors = documents.values()
-    return Example(question_id, question, answers, gold.document(), tuple(distractors))
+    return Example(question_id, question, answers, gold.document, tuple(distractors))

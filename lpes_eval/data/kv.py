@@ -1,9 +1,8 @@
 """Key-value retrieval (Liu et al. 2024, arXiv 2307.03172): find one UUID's value in a JSON object of UUID pairs.
 
-In the generated set a question is one object of ``num_keys`` records, and its positions differ only in the key that is
-asked, so their prompts share everything up to the key. In the official files one key is asked, and its record moves.
-The metric is ``acc``: the value stands in the answer, in whatever case (section 3). A model that repeats the context
-satisfies it where the gold record comes first; ``first_value_acc`` is not fooled.
+In the generated set the positions of a question differ only in the key that is asked, so their prompts share everything
+up to it. In the official files one key is asked, and its record moves. ``acc``: the value stands in the answer, in
+whatever case (section 3), as in that of a model that repeats its context; ``first_value_acc`` is not fooled.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OFFICIAL = Files(
     generated=True,
 )
 LINE = {"ordered_kv_records": [["KEY", "VALUE"], ["KEY 2", "VALUE 2"]], "key": "KEY", "value": "VALUE"}
-"""What a line of a file has."""
 
 POOL = 2700
 """Generated examples there are to draw splits from."""
@@ -69,11 +67,12 @@ class Question:
         """The prompt, in labelled pieces."""
         records, asked = self.at(position)
         instruction, question = TEMPLATE.split("{records}")
-        labels = ["gold" if number == asked else f"record {number + 1}" for number in range(len(records))]
-        ends = [2] * (len(records) - 1) + [1]  # ",\n" or "}"
-        items = [Segment(label, line, 1, end) for label, line, end in zip(labels, lines(records), ends, strict=True)]
-        question = question.format(key=records[asked][0])
-        return [Segment("instruction", instruction), *items, Segment("question", question)]
+        found = [Segment("instruction", instruction)]
+        for number, (key, value) in enumerate(records):
+            label = "gold" if number == asked else f"record {number + 1}"
+            begin, end = " " if number else "{", ",\n" if number < len(records) - 1 else "}"
+            found.append(Segment(label, f'{begin}"{key}": "{value}"{end}', len(begin), len(end)))
+        return [*found, Segment("question", question.format(key=records[asked][0]))]
 
     def prompt(self, position: float) -> str:
         """The benchmark's prompt."""
@@ -83,12 +82,6 @@ class Question:
         """The answer: the asked value."""
         records, asked = self.at(position)
         return records[asked][1]
-
-
-def lines(records: Sequence[Record]) -> list[str]:
-    """The JSON text of the benchmark: one record a line, each after the first behind one space."""
-    begins, ends = ["{", *" " * (len(records) - 1)], [*[",\n"] * (len(records) - 1), "}"]
-    return [f'{a}"{key}": "{value}"{b}' for a, (key, value), b in zip(begins, records, ends, strict=True)]
 
 
 @lru_cache(maxsize=1024)
@@ -128,10 +121,7 @@ _UUID_LIKE = r"""[0-9a-f]{8}-[0-9a-f-]*|(?<=")[0-9a-f]{1,8}$"""
 
 
 def first_value_accuracy(answer: str, records: Sequence[Record], key: str, value: str) -> float:
-    """1.0 where ``value`` is the first UUID, or text of a record, in ``answer``, case ignored, else 0.0.
-
-    The key may stand before it, if no other record follows, as it does where a model copies its context.
-    """
+    """1.0 where ``value`` is the first UUID or record text in ``answer``, behind the key if no other record follows."""
     texts = {text for record in records for text in record if not re.fullmatch(_UUID_LIKE, text)}
     pattern = "|".join([_UUID_LIKE, *map(re.escape, sorted(texts, key=len, reverse=True))])
     values = [text.lower() for text in re.findall(pattern, answer, re.IGNORECASE)]

@@ -3,8 +3,7 @@
 The prompts are those of the benchmark's scripts, to the byte: ``vicuna`` is what ``vicuna-test.py`` and
 ``longchat-test.py`` send, and ``chat`` has the two messages of ``turbo16k-test.py``, for a model's own chat template.
 In sci_fi each question is asked twice: about the story, and then, without it, about the real world. The scores are
-those of ``auto_eval.py`` and ``em.py``, with all odd corners of their rules for letters in free text, since published
-scores contain them.
+those of ``auto_eval.py`` and ``em.py``, with all odd corners of their rules, since published scores contain them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ OFFICIAL = Files(
     places=("LEval-data/Closed-ended-tasks", "Closed-ended-tasks", "leval"),
 )
 LINE = {"input": "DOCUMENT", "instructions": ["QUESTION"], "outputs": ["A"]}
-"""What a line of a file has."""
 
 
 def read(path: Path, name: str) -> list[dict[str, Any]]:
@@ -65,7 +63,7 @@ SYSTEM = {"coursera": _SEVERAL_LETTERS, "quality": _ONE_LETTER, "tpo": _ONE_LETT
 
 STYLES = {
     "vicuna": (
-        "A chat between a curious user and an artificial intelligence assistant."  # no space between the sentences
+        "A chat between a curious user and an artificial intelligence assistant."  # no space
         "The assistant gives helpful, detailed, and polite answers to the user's questions. "
         "USER: {system}Document is as follows. ",
         " \nQuestion: {question}  \nAnswer:",
@@ -99,10 +97,7 @@ def fact_prompt(style: str, instruction: str) -> str:
 
 
 def cut(document: str, limit: int, fits: Callable[[str], bool]) -> str | None:
-    """Shorten a document as L-Eval does: to its first ``limit`` words, then to 250 words less, until it fits, or None.
-
-    Words are what stands between single spaces. L-Eval asks for the document's tokens, where here ``fits`` is asked.
-    """
+    """Shorten a document to its first ``limit`` words, between single spaces, then by 250 until it fits, or None."""
     text, words = document, limit
     while not fits(text):
         if words <= 0:
@@ -145,11 +140,7 @@ def reference_letters(output: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """L-Eval's exact match of an extracted answer with an extracted reference.
-
-    Of letters, the same string is worth 1 and any other choice from the correct letters 0.25. Whatever else is worth 1
-    if the reference is contained in the prediction, case and spaces aside.
-    """
+    """L-Eval's exact match: of letters 1 for the same, 0.25 for others of the correct ones; else 1 if contained."""
     # SQuAD's normalisation without its lower-casing: the article "a" goes, the answer "A" stays
     wanted, found = bare(reference), bare(prediction)
     if set(wanted) <= set(LETTERS):
@@ -164,10 +155,7 @@ def exact_match(prediction: str, reference: str) -> float:
 
 
 def judgement_scores(loyalty_response: str, fact_response: str, output: str) -> tuple[float, float]:
-    """The two scores of a sci_fi question: loyalty to the story, and knowledge of the real world.
-
-    As in the benchmark both responses become one line, in which a first one that holds ``[fact:`` displaces the second.
-    """
+    """Loyalty to the story, and knowledge of the real world; a first response with ``[fact:`` displaces the second."""
 
     def two_parts(text: str) -> tuple[str, str]:
         loyalty, fact, *_ = text.lower().split(FACT_MARK)

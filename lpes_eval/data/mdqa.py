@@ -1,8 +1,7 @@
 """Multi-document question answering (Liu et al. 2024, arXiv 2307.03172): one document of n answers the question.
 
-The gold document moves; the distractors keep their order. The benchmark's own files hold passages that a retriever
-found. For SynthWiki (Peysakhovich & Lerer 2023, arXiv 2310.01427) distractors are drawn among other questions' gold
-passages. The generated set is ``lpes_eval.data.fiction``.
+The gold document moves; the distractors keep their order. For SynthWiki (Peysakhovich & Lerer 2023, arXiv 2310.01427)
+they are drawn among other questions' gold passages. The generated set is ``lpes_eval.data.fiction``.
 """
 
 from __future__ import annotations
@@ -36,15 +35,8 @@ DRAWN_SEED = 1
 SYNTHWIKI = ("context", "question", "answer")
 """The columns of SynthWiki's files."""
 
-LINE = {
-    "question": "QUESTION",
-    "answers": ["ANSWER"],
-    "ctxs": [
-        {"title": "TITLE", "text": "TEXT WITH THE ANSWER", "isgold": True},
-        {"title": "TITLE", "text": "TEXT"},
-    ],
-}
-"""What a line of a file has."""
+_GOLD, _OTHER = {"title": "TITLE", "text": "TEXT WITH THE ANSWER", "isgold": True}, {"title": "TITLE", "text": "TEXT"}
+LINE = {"question": "QUESTION", "answers": ["ANSWER"], "ctxs": [_GOLD, _OTHER]}
 
 
 def read(path: Path, num_documents: int) -> list[Example]:
@@ -70,7 +62,7 @@ def read_synthwiki(path: Path) -> list[Example]:
     """The questions of a SynthWiki file (``.csv`` or ``.csv.gz``); raises ``DataError`` for a row that is none."""
     try:
         rows = pandas.read_csv(path, dtype=str, keep_default_na=False)[list(SYNTHWIKI)].fillna("").values.tolist()
-    except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:  # ValueError: not UTF-8, too
+    except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:  # also not UTF-8
         message = f"cannot be read as SynthWiki's {','.join(SYNTHWIKI)}, .csv or .csv.gz"
         raise DataError(f"text_file={path}: {message} ({first_line(error)})") from None
     examples = []
@@ -82,10 +74,7 @@ def read_synthwiki(path: Path) -> list[Example]:
 
 
 def synthwiki_numbers(examples: Sequence[Example], split: str, search_seed: int) -> tuple[list[int], set[int]]:
-    """The questions of a split, and those whose passages may stand beside them: no passage is in both splits.
-
-    First come the first questions of all passages, then the second ones.
-    """
+    """The questions of a split, the first of each passage first, and those whose passages may stand beside them."""
     by_passage: dict[str, list[int]] = {}
     for number, example in enumerate(examples):
         by_passage.setdefault(example.gold.text, []).append(number)
@@ -104,9 +93,8 @@ def drawn_distractors(
 ) -> Callable[[int], Example]:
     """A function that gives example ``question_id`` its distractors, the passages of other examples in ``pool``.
 
-    The draw depends on the question alone, so a question's first 9 distractors of 20 documents are those of 10. None
-    contains the answer, and no two documents of an example have the same text. ``DataError`` where too few are without
-    the answer.
+    The draw depends on the question alone. None contains the answer, and no two documents have the same text.
+    ``DataError`` where there are too few of these.
     """
     texts, numbers = [normalize(example.gold.text) for example in examples], sorted(pool)
 

@@ -1,9 +1,8 @@
 """Perplexity at a context length: long texts, the windows of them that are scored, and lm-eval's task.
 
-What is measured at length n is the perplexity of the last ``STRIDE`` tokens of a window of n tokens, as in the sliding
-windows of Position Interpolation (arXiv 2306.15595) and YaRN (arXiv 2309.00071), which both score the last 256. The
-scored tokens are the same at every length, and only the text before them differs; so a text must be as long as the
-longest window compared.
+At length n it is that of the last ``STRIDE`` tokens of windows of n tokens, as in Position Interpolation (arXiv
+2306.15595) and YaRN (arXiv 2309.00071), which both score the last 256. The scored tokens are the same at every length;
+so a text must be as long as the longest window compared.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STRIDE, WINDOWS = 256, 4
 """Tokens that are scored of a window, and windows of a text."""
 LONGEST = 16384
 """Four times the trained window of a 4k model."""
-PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), 100 books, as YaRN's authors published it
+PG19 = Files(  # its test split (Rae et al. 2020, arXiv 1911.05507), as YaRN's authors published it
     "lpes_ppl",
     "test-00000-of-00001-29a571947c0b5ccc.parquet",
     "https://huggingface.co/datasets/emozilla/pg19-test/resolve/c5e39bf32e33f9111323aa68d7d9000d22722035/data",
@@ -62,7 +61,7 @@ def read(path: str | Path) -> list[Text]:
             texts = [Text(file.name, file.read_text(encoding="utf-8")) for file in found]
     except DataError:
         raise
-    except (OSError, ValueError, ArrowException) as error:  # ValueError: what is not UTF-8
+    except (OSError, ValueError, ArrowException) as error:  # also not UTF-8
         raise DataError(f"{path}: cannot be read as UTF-8 text or PG-19's parquet file ({first_line(error)})") from None
     if not texts:
         raise DataError(f"{path}: no text there; expected a text file, a .jsonl file or a folder of .txt files")
@@ -93,11 +92,7 @@ def target_ends(total: int, longest: int) -> list[int]:
 
 
 def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> Window:
-    """The window that comes nearest to ``length`` tokens and has no more, its start below token ``before``.
-
-    A text cut out of its surroundings can have a few more or fewer tokens than it had there, so the start moves by what
-    is too much until the size is right or a start comes back.
-    """
+    """The window nearest to ``length`` tokens, with no more: cut out, a text may have others, so the start moves."""
     tried: dict[int, Window] = {}
     while start not in tried and 0 <= start < before:
         tried[start] = cut(start)
@@ -110,18 +105,13 @@ def _fit(cut: Callable[[int], Window], start: int, before: int, length: int) -> 
 
 
 def windows(
-    text: str,
-    length: int,
-    *,
-    longest: int,
-    offsets: Sequence[tuple[int, int]],
-    encode_pair: Callable[[str, str], tuple[Sequence[int], Sequence[int]]],
+    text: str, length: int, longest: int, offsets: Sequence[tuple[int, int]], encode_pair: Callable[[str, str], Any]
 ) -> list[Window]:
     """At most ``WINDOWS`` windows of ``length`` tokens of a text, special tokens included, the last ``STRIDE`` scored.
 
-    There is none in a text of fewer than ``longest`` tokens, the greatest of all lengths, which decides what is scored.
-    ``offsets`` are ``(start, end)`` of the text's tokens, in characters; ``encode_pair`` is the model's tokenization of
-    a context and what follows it, by which sizes are counted. ``DataError``: no more tokens than are scored.
+    There is none in a text of fewer than ``longest`` tokens, the greatest length, which decides what is scored.
+    ``offsets`` are those of its tokens in characters; ``encode_pair`` tokenizes a context and what follows it, by which
+    sizes are counted. ``DataError``: no more tokens than are scored.
     """
     if not STRIDE < length <= longest:
         raise DataError(f"length={length}: expected more than {STRIDE} and at most longest={longest} tokens")
@@ -224,19 +214,13 @@ class Task(BenchmarkTask):
         tokenizer: Any = getattr(lm, "tokenizer", None)
         if not getattr(tokenizer, "is_fast", False) or not hasattr(lm, "_encode_pair"):
             raise DataError(
-                f"{self.config.task}: {type(lm).__name__} has no tokenizer that tells where tokens stand in a text; "
-                "take a model that lm_eval runs itself (hf, lpes, vllm) and whose tokenizer is a fast one"
+                f"{self.config.task}: {type(lm).__name__} has no fast tokenizer; take a model that has one and that "
+                "lm_eval runs itself (hf, lpes, vllm)"
             )
         if lm.max_length < length:
             raise PromptTooLong(
-                f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} and lm_eval would "
-                f"cut them from the left; add max_length={self._longest} to --model_args to measure beyond the trained "
-                "window"
+                f"{self.config.task}: windows of {length} tokens, but max_length is {lm.max_length} "
+                f"and lm_eval would cut them; add max_length={self._longest} to --model_args"
             )
-        return windows(
-            text,
-            length,
-            longest=self._longest,
-            offsets=tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"],
-            encode_pair=lm._encode_pair,
-        )
+        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        return windows(text, length, self._longest, offsets, lm._encode_pair)

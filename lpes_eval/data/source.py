@@ -1,8 +1,7 @@
 """Which data a task runs on, where the files are, and how the results say so.
 
-The source follows from what was asked for, never from what could be reached: a named model gets the benchmark's
-official files, the shipped reference model the generated set, and ``--metadata source=...`` or a data folder overrides
-both. What is missing is an error that names the file.
+The source follows from what was asked for, never from what could be reached: a named model gets the official files, the
+shipped reference model the generated set, and ``--metadata source=...`` or a data folder overrides both.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ class Asked:
 
 
 def asked(metadata: Mapping[str, Any]) -> Asked:
-    """Decide the source from lm-eval's merged metadata (model arguments, then ``--metadata``) and the environment.
+    """Decide by lm-eval's merged metadata (``source`` or ``data_dir``), else ``LPES_EVAL_DATA``, else the model.
 
-    In this order: ``source`` and ``data_dir`` of the metadata, the folder named by ``LPES_EVAL_DATA``, the model.
     ``DataError``: a folder that is none, or two settings that exclude each other.
     """
     kind, folder = metadata.get("source"), metadata.get("data_dir")
@@ -67,8 +65,7 @@ def _names_a_model(metadata: Mapping[str, Any]) -> bool:
 class Files:
     """The files that a benchmark's authors publish at ``url``, one for each size or subset: ``{}`` stands for it.
 
-    Below a local folder a file lies in one of ``places``, as in the authors' repository. Some benchmarks have a
-    ``generated`` set too.
+    Below a local folder a file lies in one of ``places``. Some benchmarks have a ``generated`` set too.
     """
 
     benchmark: str
@@ -109,7 +106,7 @@ def download(url: str, way_out: str) -> Path:
         with part.open("wb") as file:
             http_get(url, file, displayed_filename=target.name)
         os.replace(part, target)
-    except Exception as error:  # whatever the HTTP client raises: offline, no route, no such page, cut off
+    except Exception as error:  # offline, no route, no such page, cut off
         missing = f"{target.name} is not in the cache and cannot be fetched from {url} ({first_line(error)})"
         raise DataError(f"{missing}; {way_out}") from None
     finally:
@@ -122,8 +119,7 @@ def read_examples(
 ) -> list[Any]:
     """What ``parse(number, line)`` makes of each line of a file that is ``like`` this one (``files.read_jsonl``).
 
-    ``DataError`` also where ``parse`` raises ValueError; and, of a file that is ``divided`` into search and held-out
-    examples, for a line that stands there twice.
+    ``DataError`` also where ``parse`` raises ValueError, and for a line that a ``divided`` file has twice.
     """
     found: list[Any] = []
     lines: dict[str, int] = {}
@@ -139,10 +135,7 @@ def read_examples(
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's ``examples`` of the set's ``total`` came from, as the results keep it.
-
-    ``location`` and ``sha256`` are the file's; of a generated set the generator, and the checksum of the examples.
-    """
+    """Where a task's ``examples`` of a set's ``total`` came from: a file, or a generator and the examples' checksum."""
 
     kind: str
     name: str
@@ -171,21 +164,17 @@ def draw(
 ) -> tuple[list[dict[str, Any]], Source]:
     """The examples of a split of a set of ``total``, as rows, and where they came from.
 
-    ``example`` makes the one of a number, a dataclass. ``content`` says, for a generated set, what of an example the
-    checksum is made of. ``numbers`` are those of the split's examples; by default ``splits.indices``. ``DataError``: an
-    unknown split, or a file of fewer than two examples, which cannot be divided.
+    ``example`` makes the one of a number, a dataclass; ``content`` what of a generated one goes into the checksum.
+    ``numbers`` are by default ``splits.indices``. ``DataError``: an unknown split, or fewer than two examples.
     """
     if total < 2:
         raise DataError(
-            f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected one a line "
-            "and at least two, to hold out and to search on. If the file was downloaded, delete it to fetch it again"
+            f"{location}: {total or 'no'} example{'s' * (total != 1)} in it; expected two or more, "
+            "one a line, to hold out and to search on; delete a downloaded file to fetch it again"
         )
     chosen = splits.indices(total, split, search_seed) if numbers is None else numbers
     examples = [example(number) for number in chosen]
-    if content is None:
-        digest = files.sha256(location)
-    else:
-        digest = sha256(json.dumps([content(one) for one in examples]).encode()).hexdigest()
-    seed = splits.seed(split, search_seed)
+    made = content and sha256(json.dumps([content(one) for one in examples]).encode()).hexdigest()
+    digest, seed = made or files.sha256(location), splits.seed(split, search_seed)
     source = Source(kind, name, str(location), digest, split, seed, total, len(examples))
     return [asdict(one) for one in examples], source

@@ -19,8 +19,7 @@ def seed(name: str, search_seed: int = 0) -> str:
 def indices(total: int, name: str, search_seed: int = 0) -> tuple[int, ...]:
     """The numbers of the examples of split ``name``, of a benchmark's ``total``; ``DataError`` for an unknown split.
 
-    Held out are 500 (three fifths of a smaller set), which depend on ``total`` alone. A search draws up to 200 from all
-    others by its ``search_seed`` (Table 8). ``all`` is the whole set, for comparison with published scores.
+    Held out are 500 (three fifths of a smaller set) by ``total`` alone; a search draws up to 200 others (Table 8).
     """
     if name not in SPLITS:
         raise DataError(f"split={name!r} is not a split; expected one of {', '.join(SPLITS)}")

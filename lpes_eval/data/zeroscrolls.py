@@ -1,8 +1,7 @@
 """ZeroSCROLLS (Shaham et al. 2023, arXiv 2305.14196): files, prompts, cutting, scores, and lm-eval's task.
 
-Each set is an archive ``NAME.zip`` with ``NAME/validation.jsonl`` and ``NAME/test.jsonl``. Prompts come with the data.
-Only the validation files (about 20 examples each) are sure to have references; all are held out. Scores (section 3.3;
-the data set's ``metrics/`` folder) are in [0, 1]. Nothing is done to a prediction before it is scored.
+Each set is an archive ``NAME.zip`` with ``NAME/validation.jsonl`` and ``NAME/test.jsonl``, prompts and all. Validation
+files (about 20 examples each) have references and are held out. Scores (section 3.3; ``metrics/``) are in [0, 1].
 """
 
 from __future__ import annotations
@@ -31,16 +30,13 @@ FILES = {"held_out": "validation", "test": "test"}
 """Split -> file of the benchmark."""
 
 _POSITIONS = ("document_start_index", "document_end_index", "query_start_index", "query_end_index")
-LINE = {"id": "ID", "input": "PROMPT", "truncation_seperator": "...", **dict.fromkeys(_POSITIONS, 0)}  # their spelling
+LINE = {"id": "ID", "input": "PROMPT", "truncation_seperator": "...", **dict.fromkeys(_POSITIONS, 0)}  # sic
 """What a line of a file has, besides its ``output``: a text, or null in an unlabelled file."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One example: its prompt (``input``) in parts, in their order, and its references, none in an unlabelled file.
-
-    ``separator`` takes the place of the ``gap`` behind a document that is cut.
-    """
+    """One example: its prompt in parts, of which ``separator`` stands for ``gap`` where the document is cut."""
 
     id: str
     instruction: str
@@ -70,8 +66,9 @@ def read(path: Path, name: str, split: str) -> list[Example]:
     """The examples of a subset, in the file's order; lines with the same id are one example with several references."""
     examples: dict[str, Example] = {}
     for example in read_examples(path, LINE, _parse, f"{name}/{FILES[split]}.jsonl"):
-        before = examples[example.id].references if example.id in examples else ()
-        examples[example.id] = replace(examples.get(example.id, example), references=before + example.references)
+        if before := examples.get(example.id):
+            example = replace(before, references=before.references + example.references)
+        examples[example.id] = example
     if not examples:
         raise DataError(f"{path}: the file holds no example")
     return list(examples.values())
@@ -115,11 +112,7 @@ def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
 
 
 def geometric_mean(items: Sequence[tuple[float, float, float]]) -> float:
-    """The summarization score: the geometric mean of the *average* ROUGE-1, ROUGE-2 and ROUGE-L over all examples.
-
-    ``items`` are the three of every example. The paper speaks of a geometric mean for each example; the published
-    figures come from the code, which averages first.
-    """
+    """The geometric mean of the averages of ROUGE-1, -2 and -L over all examples, as in the code, not in the paper."""
     return prod(sum(scores) / len(scores) for scores in zip(*items, strict=True)) ** (1 / 3)
 
 
@@ -127,7 +120,7 @@ def f1(prediction: str, references: Iterable[str]) -> float:
     """F1 of the words that prediction and reference share, the best over the references."""
     said, scores = normalize(prediction).split(), [0.0]
     for wanted in (normalize(reference).split() for reference in references):
-        if common := (Counter(said) & Counter(wanted)).total():  # two answers that normalise to nothing do not match
+        if common := (Counter(said) & Counter(wanted)).total():  # two empty answers do not match
             precision, recall = common / len(said), common / len(wanted)
             scores.append(2 * precision * recall / (precision + recall))
     return max(scores)
@@ -147,10 +140,7 @@ def normalize(text: str) -> str:
 
 
 def transliterate(text: str) -> str:
-    """Lower-case Latin, Greek and typographic characters in ASCII, as the benchmark's ``unidecode`` writes them.
-
-    Characters of other scripts stay, where ``unidecode`` would romanise them: equal words are equal either way.
-    """
+    """Lower-case Latin, Greek and typographic characters as ``unidecode`` writes them; other scripts stay."""
     decomposed = unicodedata.normalize("NFKD", text.translate(_TO_ASCII))
     return "".join(c for c in decomposed if not unicodedata.combining(c)).translate(_TO_ASCII)
 

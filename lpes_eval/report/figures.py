@@ -1,8 +1,4 @@
-"""Every figure, drawn once with matplotlib: for the page and for papers.
-
-Bars and bands are 95 % intervals. Colours are those of Okabe & Ito, which people tell apart whatever their colour
-vision; markers differ as well.
-"""
+"""Every figure, for the page and for papers, in the colours of Okabe & Ito, which all people tell apart."""
 
 from __future__ import annotations
 
@@ -139,15 +135,12 @@ def factors(lines: Sequence[Line]) -> Picture:
 
 
 def progress(search: Search) -> Picture | None:
-    """The search as it went: every individual, a line as long as the prompts that it took.
-
-    With it stands the fittest so far among those asked as many questions.
-    """
+    """Every individual, a line as long as the prompts that it took, and the fittest so far of those asked as many."""
     if not (individuals := search.individuals):
         return None
     drawing = Drawing("prompts answered so far", "fitness on the search examples")
     ends = list(accumulate(entry.prompts for entry in individuals))
-    alike: dict[int, list[int]] = {0: []}  # numbers of the individuals, by their prompts; 0 for what was given up
+    alike: dict[int, list[int]] = {0: []}  # by prompts; 0: given up
     for number, entry in enumerate(individuals):
         if entry.measure == "score":
             alike.setdefault(0 if entry.stopped_after else entry.prompts, []).append(number)

@@ -32,18 +32,18 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``lpes-eval report``."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from lpes_eval.compare import flips
     from lpes_eval.report import sources
 
-    contents = sources.read(arguments.paths)
+    contents = sources.read(args.paths)
     drawn = pictures(contents)
     for picture in (one for of_section in drawn.values() for one in of_section):
-        if arguments.figures:
-            picture.save(Path(arguments.figures))
+        if args.figures:
+            picture.save(Path(args.figures))
     environment = Environment(
         loader=PackageLoader("lpes_eval.report"),
         undefined=StrictUndefined,
@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         flips={pair.title: [*flips.of(pair.report)] for pair in contents.pairs},
         flips_table=flips.table,
     )
-    write_output(arguments.output, page, marker(COMMAND))
-    print(f"{arguments.output}: {len(page) / 1e6:.1f} MB")
+    write_output(args.output, page, marker(COMMAND))
+    print(f"{args.output}: {len(page) / 1e6:.1f} MB")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from lpes_eval.compare.comparison import Comparison, compare
 from lpes_eval.compare.results import Metric, Results, mismatch, position_of, well_formed
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
+from lpes_eval.files import read_json
 
 NO_SEARCH = ("not what a search writes", "give the folder of a search (its --output)")
 
@@ -76,10 +76,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Search:
-    """A search, finished or not: the plain model's entry, and those of individuals that were measured.
-
-    ``factors`` is the file with the best so far, if there is one; ``lower`` whether lower is better for a task.
-    """
+    """A search: the plain model's entry, its individuals, the file of the best, and if lower is better for a task."""
 
     name: str
     folder: Path
@@ -139,9 +136,7 @@ def _panels(runs: Sequence[Run]) -> list[Panel]:
     made: dict[tuple[Any, ...], Panel] = {}
     for run in runs:
         for name, task in run.results.tasks.items():
-            size = [
-                f"{task.data[key]} {key.removeprefix('num_')}" for key in sorted(task.data) if key.startswith("num_")
-            ]
+            size = [f"{of} {key[4:]}" for key, of in sorted(task.data.items()) if key.startswith("num_")]
             for key, metric in task.metrics.items():
                 title = ", ".join([name, *size, key.removesuffix(",none")])
                 same = (title, task.documents, task.examples, "all" in metric.values)
@@ -188,4 +183,4 @@ def finished(folder: Path) -> bool:
     if not (report := folder / "report.json").is_file():
         return False
     with well_formed(report, *NO_SEARCH):
-        return bool(json.loads(report.read_text(encoding="utf-8")).get("finished", True))
+        return bool(read_json(report).get("finished", True))

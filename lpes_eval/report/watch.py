@@ -30,13 +30,13 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``lpes-eval watch``."""
     from lpes_eval import entries
     from lpes_eval.report import sources
 
-    folder, progress, seen = arguments.folder.resolve(), Progress(), 0
-    sources.search(folder.name, folder)  # something else is refused before anything is shown
+    folder, progress, seen = args.folder.resolve(), Progress(), 0
+    sources.search(folder.name, folder)  # refuses what is none
     while True:
         done = sources.finished(folder)
         found = list(entries.read(folder / "journal.jsonl").entries.values())
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress.show(entry)
         seen = len(found)
         if done:
-            print(terminal(f"ended; lpes-eval report {arguments.folder} writes its page"))
+            print(terminal(f"ended; lpes-eval report {args.folder} writes its page"))
             return 0
         try:
             time.sleep(PAUSE)
@@ -53,17 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Progress:
-    """Prints what the entries of a journal come to, as they are measured.
-
-    So many individuals and prompts are expected; 0 where that is not known.
-    """
+    """Prints what the entries of a journal come to, of so many individuals and prompts expected (0: not known)."""
 
     def __init__(self, individuals: int = 0, prompts: float = 0.0) -> None:
         self._expected, self._prompts_expected = individuals, prompts
         self._count = self._prompts = 0
         self._best: Entry | None = None
-        self._best_of: dict[tuple[str, int], Entry] = {}  # by what was measured, and on how many prompts
-        self._answered, self._took = 0, 0.0  # now: what was known before says nothing about the time to come
+        self._best_of: dict[tuple[str, int], Entry] = {}  # by measure and prompts
+        self._answered, self._took = 0, 0.0  # now, not before
 
     def show(self, entry: Entry, new: bool = True) -> None:
         """Print a line for an individual; ``new`` if it was measured now."""

@@ -237,14 +237,6 @@ def test_files_in_another_form_are_an_error_of_use_that_names_them(tmp_path, com
     assert re.fullmatch(rf"lpes-eval: error: .*{path.parent}.*\n", capsys.readouterr().err)
 
 
-def test_a_small_task_that_fell_to_0_beside_a_large_one_fails(tmp_path):
-    for name, small in (("old", 1.0), ("new", 0.0)):
-        large = {"scores": {0: [1.0] * 24, 50: [1.0] * 24}}
-        write_tasks(tmp_path / name, small={"scores": {None: [small] * 8}}, large=large)
-    assert call(tmp_path / "old", "--baseline", tmp_path / "b.json", "--update") == 0
-    assert call(tmp_path / "new", "--baseline", tmp_path / "b.json", "--strict") == 1
-
-
 def test_names_do_not_break_junit_markdown_and_the_terminal(tmp_path, capsys):
     escapes, files = "a\x1b[31m\n# heading ![](http://x) <img> |\x00 b", (tmp_path / "j.xml", tmp_path / "m.md")
     run = write_run(tmp_path / "run", {None: [1.0, 0.0] * 20}, metric=escapes)

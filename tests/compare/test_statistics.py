@@ -32,7 +32,7 @@ def test_standard_error_of_the_mean_is_that_of_the_questions_own_averages():
 
 def test_worst_and_spread_far_apart_have_the_errors_of_the_positions_they_come_from():
     scores = answers(400, [0.95, 0.8, 0.3], seed=3)
-    worst, spread = st.worst_position(scores, replicates=4000), st.spread(scores, replicates=4000)
+    worst, spread = st.worst_position(scores), st.spread(scores)
     covariance = np.cov(scores.T) / 400
     assert worst.value == pytest.approx(scores[:, 2].mean())
     assert worst.stderr == pytest.approx(math.sqrt(covariance[2, 2]), rel=0.04)
@@ -40,7 +40,7 @@ def test_worst_and_spread_far_apart_have_the_errors_of_the_positions_they_come_f
     assert spread.value == pytest.approx(scores[:, 0].mean() - scores[:, 2].mean())
     assert spread.stderr == pytest.approx(contrast, rel=0.04)
     few = np.array([[10.0, 1.0], [12.0, 2.0], [11.0, 4.0], [14.0, 3.0]])
-    assert st.worst_position(few, replicates=40_000).stderr == pytest.approx(stdlib.stdev(few[:, 1]) / 2, rel=0.02)
+    assert st.worst_position(few).stderr == pytest.approx(stdlib.stdev(few[:, 1]) / 2, rel=0.04)
 
 
 def test_lm_eval_is_given_these_numbers_also_where_little_is_known():
@@ -116,7 +116,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     for seed in range(150):
         rng = np.random.default_rng(seed)
         a, b = (draw(rng, chance) for chance in chances(rng, *accuracies, questions=150))
-        found = st.compare_paired(a, b, replicates=300, seed=seed)
+        found = st.compare_paired(a, b, replicates=300)
         ends = [(one.low, one.high) for one in (*found.positions, found.mean, found.worst, found.spread)]
         low, high = np.transpose(ends)
         covered.append((low <= truth) & (truth <= high))

@@ -78,9 +78,6 @@ def test_examples_before_a_question_are_the_same_at_each_of_its_positions(task_m
     assert len(set(objects)) == 3
 
 
-# -- official files --------------------------------------------------------------------------------------------------
-
-
 LINE = {"ordered_kv_records": [["a", "1"], ["b", "2"], ["c", "3"]], "key": "b", "value": "2"}
 
 

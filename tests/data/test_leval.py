@@ -7,8 +7,6 @@ import pytest
 from lpes_eval.data import leval
 from lpes_eval.harness.segments import join
 
-# -- prompts -----------------------------------------------------------------------------------------------------------
-
 PROMPTS = "0c24f9c834ce27ba172a48fefe176cc6343d8160711e8cff3e2b59382f58067a"
 
 
@@ -44,8 +42,6 @@ def test_documents_are_cut_by_the_benchmarks_own_loop(words, tokens_a_word):
     found = leval.cut(document, 1000, lambda text: num_tokens(text) <= 1000)
     assert found == cut_by_their_loop(document, 1000, num_tokens)
 
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 EXTRACTED = {  # answer -> what auto_eval.py's process_output_mc returns for one letter, and for several
     "\n": ("None", "None"),  # a blank answer is no guess
@@ -105,8 +101,6 @@ def test_sci_fi_has_two_judgements():
     ):
         assert leval.judgement_scores(loyalty, fact, output) == scores, loyalty
 
-
-# -- the tasks ---------------------------------------------------------------------------------------------------------
 
 WINDOW, NEW_TOKENS = 1024, 8
 LONG = "Document 0. " + "the story goes on and on " * 300

@@ -68,8 +68,7 @@ def test_a_start_that_swings_to_and_fro_ends_with_a_window_that_fits():
 
 
 @pytest.mark.parametrize(
-    ("total", "ends"),
-    [(899, []), (900, [900]), (931, [900]), (932, [900, 932]), (1900, [900, 1400, 1900])],
+    ("total", "ends"), [(899, []), (900, [900]), (931, [900]), (932, [900, 932]), (1900, [900, 1400, 1900])]
 )
 def test_scored_spans_are_spread_over_the_text_and_do_not_overlap(total, ends):
     assert perplexity.target_ends(total, longest=900) == ends
@@ -116,9 +115,6 @@ def test_a_text_is_in_one_split_only_and_few_texts_are_all_held_out():
         perplexity.text_numbers(4, "search")
 
 
-# -- the tasks -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def run(tmp_path, evaluate):
     def evaluated(lm, tasks, texts=(BOOK,), **metadata):
@@ -145,8 +141,7 @@ def by_forward_pass(lm, arguments):
 def test_task_gives_the_perplexity_of_a_forward_pass_beyond_the_trained_window(toy, run):
     lm = toy(256, max_length=2048)
     results = run(lm, ["lpes_ppl_001k", "lpes_ppl_002k"], texts=(BOOK, BOOK[::-1], "short"))
-    for name in ("lpes_ppl_001k", "lpes_ppl_002k"):
-        samples = results["samples"][name]
+    for name, samples in results["samples"].items():
         assert [sample["doc"]["name"] for sample in samples] == ["0.txt", "1.txt"]  # the short one is left out
         pairs = [pair for sample in samples for pair in sample["arguments"]]
         assert len(pairs) == 6  # three windows of each

@@ -14,8 +14,6 @@ from lpes_eval.data import mdqa, source
 from lpes_eval.errors import DataError
 from lpes_eval.factors import Factors
 
-# -- the rule --------------------------------------------------------------------------------------------------------
-
 
 def loaded(name):
     return SimpleNamespace(config=SimpleNamespace(_name_or_path=name))
@@ -72,8 +70,6 @@ def test_what_cannot_be_met_is_one_clear_line(monkeypatch, metadata, message):
     with pytest.raises(DataError, match=message):  # a dot is no end of a line
         source.asked(metadata)
 
-
-# -- downloads -------------------------------------------------------------------------------------------------------
 
 CONTENT = gzip.compress(os.urandom(40_000))
 

@@ -15,8 +15,6 @@ from lpes_eval.data.source import Asked
 from lpes_eval.errors import DataError
 from lpes_eval.harness import budget
 
-# -- files and prompts -------------------------------------------------------------------------------------------------
-
 SEPARATOR = "... [The rest of the article is omitted]\n\n"
 
 QASPER = (  # the published prompt (arXiv 2305.14196, Table 6)
@@ -39,7 +37,6 @@ def row(name: str, number: int, document: str, output: str | None) -> dict:
     asked = text.index("Question:\n") if name != "gov_report" else start + len(document)
     return {
         "id": f"{name}_{number}",
-        "pid": f"{name}_{number}_0",
         "input": text,
         "output": output,
         "document_start_index": start,
@@ -76,12 +73,6 @@ def read(folder: Path, name: str, split: str = "held_out") -> list[zeroscrolls.E
     return zeroscrolls.read(zeroscrolls.locate(Asked("folder", folder), name, split), name, split)
 
 
-def read_one(folder: Path, name: str, document: str) -> tuple[str, zeroscrolls.Example]:
-    """The input of one example, and the example as it is read."""
-    archive(folder, name, [row(name, 1, document, "x")], [])
-    return row(name, 1, document, "x")["input"], read(folder, name)[0]
-
-
 def test_lines_with_one_id_are_one_example_with_several_references(tmp_path):
     lines = [row("squality", n, "text", f"reference {i}") for i in range(4) for n in range(2)]
     archive(tmp_path, "squality", lines, lines)
@@ -98,11 +89,6 @@ def test_archives_without_examples_and_other_splits_are_refused(tmp_path):
         read(tmp_path, "qasper")
 
 
-def fit(tokenizer, example, window):
-    limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), 8)
-    return zeroscrolls.fitted(example, limits, str)
-
-
 def cut_by_their_tokens(tokenizer, text, query, max_tokens):
     """The benchmark's own cutting: tokens before the query, as many as leave room for separator and query."""
     suffix = SEPARATOR + text[query:]
@@ -114,8 +100,10 @@ def cut_by_their_tokens(tokenizer, text, query, max_tokens):
 @pytest.mark.parametrize("name", ["qasper", "gov_report"])
 @pytest.mark.parametrize("window", [420, 500, 611])
 def test_a_long_document_is_cut_as_the_benchmark_cuts_it(tokenizer, tmp_path, name, window):
-    text, example = read_one(tmp_path, name, "the story of the döcument goes on; " * 60)
-    fitted = fit(tokenizer, example, window)
+    line = row(name, 1, "the story of the döcument goes on; " * 60, "x")
+    archive(tmp_path, name, [line], [])
+    limits = budget.for_model(SimpleNamespace(tokenizer=tokenizer, max_length=window), 8)
+    text, fitted = line["input"], zeroscrolls.fitted(read(tmp_path, name)[0], limits, str)
     query = text.index("Question:\n") if name == "qasper" else text.index("\n\nSummary:")
     beginning, suffix = cut_by_their_tokens(tokenizer, text, query, window - 8)
     assert fitted.endswith(suffix)
@@ -124,9 +112,6 @@ def test_a_long_document_is_cut_as_the_benchmark_cuts_it(tokenizer, tmp_path, na
     # Theirs spends one token on a second beginning-of-text token, in front of the separator.
     assert len(tokenizer(ours)["input_ids"]) - len(tokenizer(beginning)["input_ids"]) <= 1
     assert len(tokenizer(fitted)["input_ids"]) <= window - 8
-
-
-# -- the metrics, against the authors' published figures and the formulas of the paper ---------------------------------
 
 
 def test_published_scores_and_none_needs_the_network(monkeypatch):
@@ -186,9 +171,6 @@ def test_exponential_similarity_is_of_the_first_percentage():
         assert zeroscrolls.exp_similarity(prediction, ["40%"]) == pytest.approx(score), prediction
 
 
-# -- the tasks ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def run(toy, folder, evaluate):
     return lambda tasks, **metadata: evaluate(toy(700), tasks, limit=2, data_dir=str(folder), **metadata)
@@ -213,8 +195,6 @@ def test_all_seven_run_whole_and_scored(toy, run):
 
 def test_the_test_split_is_answered_without_references(run):
     samples = run(["lpes_zeroscrolls_qasper"], split="test")["samples"]["lpes_zeroscrolls_qasper"]
-    assert [(sample["doc"]["id"], sample["doc"]["references"]) for sample in samples] == [
-        ("qasper_0", []),
-        ("qasper_1", []),
-    ]
+    asked = [(sample["doc"]["id"], sample["doc"]["references"]) for sample in samples]
+    assert asked == [("qasper_0", []), ("qasper_1", [])]
     assert all(isinstance(sample["resps"][0][0], str) for sample in samples)
