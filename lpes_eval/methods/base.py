@@ -112,10 +112,6 @@ class MethodLM(HFLM):
         """Which model to load where the user names none; it may add to what ``hf`` is given."""
         return "reference"
 
-    def check(self, skeleton: nn.Module) -> None:
-        """Refuse a model that this type cannot run, by looking at all its modules and no weight."""
-        self.method.check(skeleton)
-
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         try:
             super()._get_config(pretrained, **kwargs)
@@ -127,7 +123,7 @@ class MethodLM(HFLM):
         known = type(self._config) in transformers.AutoModelForCausalLM._model_mapping
         if known and not (kwargs.get("trust_remote_code") or self.method.plain):
             with torch.device("meta"):  # every module and no weight
-                self.check(transformers.AutoModelForCausalLM.from_config(self._config))
+                self.method.check(transformers.AutoModelForCausalLM.from_config(self._config))
 
     def get_model_info(self) -> dict[str, Any]:
         """What ``hf`` reports, the version of this package, and ``recorded``."""

@@ -19,7 +19,6 @@ class OneFactor(LayerFactors):
     """One factor for all layers inside a model."""
 
     factors: Any = field(init=False, repr=False)
-    fit: Any = field(init=False, repr=False, default=None)
     factor: Any = 1.5
 
     def __post_init__(self) -> None:

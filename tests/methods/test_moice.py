@@ -10,7 +10,7 @@ from checks import apart, generated, inputs, logits, spread
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import moice
-from lpes_eval.methods.moice import MoICE, new_router, router
+from lpes_eval.methods.moice import MoICE, router
 from lpes_eval.methods.moice.router import Router
 from slow import causal, slow_llama, slow_weights, turn
 from tiny_models import tiny_config, tiny_model
@@ -21,7 +21,8 @@ def build(family="llama", **changes):
 
 
 def make_router(model, **options):
-    return spread(Router(replace(new_router(model).config, **options), seed=1)).requires_grad_(False)
+    described = MoICE.benchmark_settings(model)["router"].config
+    return spread(Router(replace(described, **options), seed=1)).requires_grad_(False)
 
 
 @pytest.mark.parametrize("top_k", [7, 3])

@@ -121,14 +121,8 @@ class MoICE(MethodLM):
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
-        """A new router: what it has learnt does not change its cost."""
-        return {"router": new_router(model)}
-
-
-def new_router(model: nn.Module) -> Router:
-    """An untrained router for a model, which may be without weights, with the published settings."""
-    bases = published_bases(own_base(model, Mixture.name))
-    return Router(routers.describe(model.config, bases=bases))
+        """An untrained router with the published settings: what it has learnt does not change its cost."""
+        return {"router": Router(routers.describe(model.config, bases=published_bases(own_base(model, cls.title))))}
 
 
 Method = MoICE

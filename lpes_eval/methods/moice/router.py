@@ -73,15 +73,11 @@ class Router(nn.Module):
         """Weights of all bases, (..., N), at most k of them above 0, from queries (..., D) rotated with the first."""
         w1, w2, w3 = (w[layer].to(query.device) for w in (self.w1, self.w2, self.w3))
         query = query.to(w1.dtype)
-        return top_k_softmax((functional.silu(query @ w1) * (query @ w3)) @ w2, self.config.top_k)
-
-
-def top_k_softmax(scores: Tensor, k: int) -> Tensor:
-    """Softmax over the ``k`` highest of the scores (..., N), and 0 elsewhere; of equal scores the first ones count."""
-    if k < scores.shape[-1]:
-        kept = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-        scores = torch.full_like(scores, -math.inf).scatter(-1, kept, scores.gather(-1, kept))
-    return scores.softmax(dim=-1)
+        scores = (functional.silu(query @ w1) * (query @ w3)) @ w2
+        if self.config.top_k < scores.shape[-1]:  # of equal scores the first ones count
+            kept = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.config.top_k]
+            scores = torch.full_like(scores, -math.inf).scatter(-1, kept, scores.gather(-1, kept))
+        return scores.softmax(dim=-1)
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:
