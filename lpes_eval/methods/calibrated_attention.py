@@ -37,8 +37,7 @@ DUMMY = "This text says nothing about anything. "
 class Calibration(Interception):
     """Calibrated attention inside a model, in the upper half of its layers; without documents it changes nothing.
 
-    Attributes:
-        temperature: of the softmax that makes shares of attention of relevances.
+    ``temperature`` is that of the softmax that makes shares of attention of relevances.
     """
 
     temperature: float = 5e-5
@@ -68,9 +67,7 @@ class Calibration(Interception):
 
     @contextmanager
     def documents(self, places: Sequence[int], scales: Tensor) -> Iterator[None]:
-        """While this lasts the prompt is the one whose tokens are of these documents; its last token is the first that
-        is calibrated.
-        """
+        """Calibrate from a prompt's last token on: ``places`` has the document of each token, ``scales`` its factor."""
         self._places, self._scales = torch.tensor(places), scales
         try:
             yield
@@ -79,17 +76,17 @@ class Calibration(Interception):
 
     def attend(self, call: Call) -> Tensor:
         """The model's attention, but for the rows from the prompt's last token on in the upper half of the layers."""
-        held = int(call.cache.cache.get_seq_length(call.layer)) if call.cache is not None else 0
         query, key = call.rotate(call.query, call.key, *call.table)
         key, value = call.cached(key, call.value)
         output = call.compute(query, key, value)
         if self._places is None:
             return output
         new, width = query.shape[2], key.shape[2]
-        rows = held + new - len(self._places) + 1  # so many of the new ones
-        first = max(held + new - width, 0)  # a sliding window's cache has lost what is before
+        end = call.held + new
+        rows = end - len(self._places) + 1  # so many of the new ones
+        first = max(end - width, 0)  # a sliding window's cache has lost what is before
         places = pad(self._places, (0, first + width - len(self._places)), value=-1)[first:].to(key.device)
-        last = self._rows(call, min(rows, new), held + new - first, width)
+        last = self._rows(call, min(rows, new), end - first, width)
         if self._paid is not None:
             shown = one_hot(places + 1, int(self._places.max()) + 2)[:, 1:].to(value.dtype)  # (S, K)
             paid = last.compute(query[:, :, -1:], key, shown.expand(*value.shape[:2], -1, -1))  # (1, 1, H, K)
@@ -105,8 +102,8 @@ class Calibration(Interception):
         if call.mask is not None:
             return replace(call, mask=call.mask[:, :, -rows:])
         columns = torch.arange(width, device=call.key.device)
-        mask = columns <= columns[end - rows : end, None]
-        return replace(call, mask=mask[None, None], options=call.options | {"is_causal": False})
+        mask = (columns <= columns[end - rows : end, None])[None, None]
+        return replace(call, mask=mask, options=call.options | {"is_causal": False})
 
     def _calibrated(self, call: Call, query: Tensor, key: Tensor, value: Tensor, places: Tensor) -> Tensor:
         """Attention in which the documents' shares of what goes to all of them are multiplied by ``_scales``.
@@ -130,8 +127,7 @@ class Calibration(Interception):
 class CalibratedAttention(DocumentsLM):
     """``hf`` with calibrated attention; its arguments are those of ``hf`` and of ``Calibration``.
 
-    It answers ``generate_until`` requests of tasks by position, one by one. Before each answer it passes over the
-    prompt once for each document, and once more.
+    Before each answer it passes over the prompt once for each document, and once more.
     """
 
     title = Calibration.name

@@ -214,14 +214,14 @@ class Interception(InModel):
         if self._entered is None:
             return function(module, query, key, value, attention_mask, **options)
         (given, table, cache), self._entered = self._entered, ()
-        states: dict[int, Any] = {}
+        states, held = dict[int, Any](), 0
         if cache is not None:
             held = int(cache.get_seq_length(h))
             self._stamp.check(cache.cache, held)
             states = cache.cache.__dict__.setdefault(_ATTRIBUTE, {})
             if held == 0:
                 states[h] = {}
-        layer = (self.partial.get(h, False), h, module, given, table, cache, states.get(h, {}))
+        layer = (self.partial.get(h, False), h, module, given, table, cache, held, states.get(h, {}))
         return self._attend(Call(*layer, query, key, value, attention_mask, options, function)), None
 
     def _follow_the_family(self) -> None:

@@ -71,7 +71,7 @@ class ScaledChannel(PromptInterception):
         hidden = call.given["hidden_states"].clone()
         hidden[..., self.channel] *= self.scale
         query, key = call.rotate(*self.project(call, hidden_states=hidden), *call.table)
-        if call.cache is not None and call.cache.get_seq_length(call.layer) > 0:  # the answer's tokens
+        if call.held > 0:  # the answer's tokens
             return call.compute(query, *call.cached(key, call.value))
         call.cached(key, call.value)
         length, mask = query.shape[2], call.mask

@@ -49,7 +49,7 @@ class ShiftedPositions(Interception):
             raise UserError(f"shift={shift},window={self.window}: expected window < shift")
 
     def check(self, model: nn.Module) -> None:
-        """As every method in place of attention; take the shift from the configuration where none is given."""
+        """Take the shift from the configuration, too, where none is given."""
         super().check(model)
         if self.shift is None:
             config = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
@@ -57,15 +57,14 @@ class ShiftedPositions(Interception):
 
     def attend(self, call: Call) -> Tensor:
         """Attention in which a key is seen once from near and once from afar, by a query of twice the width."""
-        held = int(call.cache.cache.get_seq_length(call.layer)) if call.cache is not None else 0
         query, key = call.rotate(call.query, call.key, *call.table)
         afar, _ = call.rotate(call.query, call.key, *call.table.by_shift(self.window - self.shift))
         key, value = call.cached(key, call.value)
-        new, width = query.shape[2], key.shape[2]
-        first = max(held + new - width, 0)  # a sliding window's cache has lost what is before
-        rows = torch.arange(held, held + new, device=key.device)[:, None]
+        end, width = call.held + query.shape[2], key.shape[2]
+        first = max(end - width, 0)  # a sliding window's cache has lost what is before
+        rows = torch.arange(call.held, end, device=key.device)[:, None]
         distance = rows - torch.arange(first, first + width, device=key.device)  # (T, S)
-        if held + new - first <= self.shift:
+        if end - first <= self.shift:
             return call.compute(query, key, value)
         if call.mask is not None and call.mask.ndim != 4:
             raise UserError(f"{self.name}: flash attention takes no mask; load the model with attn_implementation=sdpa")
