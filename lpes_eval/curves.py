@@ -13,8 +13,6 @@ authors    as the authors' working repository reads a Bezier curve, other than E
 =========  ============================================================================================
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise

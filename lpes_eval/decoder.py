@@ -3,8 +3,6 @@
 A model that cannot be given layer factors is refused here, with the reason; ``docs/support.md`` lists the families.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Only ``Random.random()`` and ``Random.getrandbits()`` are used: the Mersenne Twi
 to keep for a given seed. ``shuffle`` and ``sample`` carry no such promise, so their few lines stand here.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 from random import Random

@@ -17,8 +17,6 @@ and copies, saved models, PEFT, accelerate and ``torch.compile`` take the change
     >>> remove(model)
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Mapping, Sequence

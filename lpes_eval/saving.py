@@ -6,8 +6,6 @@
 Plain transformers loads the same folder as the plain model, until ``lpes_eval.apply(model)``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ Every layer's rotary module, which vLLM shares between them, is replaced by a co
 frequencies divided by its factor (Eq. 2). Tried with vLLM 0.32 on a CPU, eager and compiled.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import logging

@@ -1,7 +1,5 @@
 """What tells a model's weights from others: a hash that goes with factors and into the key of ``--use_cache``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

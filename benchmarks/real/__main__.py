@@ -8,8 +8,6 @@
 A question under some factors is a line of JSON in ``--out``; what is there is not measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -3,8 +3,6 @@
 python -m benchmarks.real.page            write the tables between the page's markers, and the pictures
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ An evaluation knows no more of a model than that. ``exact`` answers greedy reque
 loop, for everything, and ``vllm`` has vLLM answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ and tokens that stand earlier in the text are tried as drafts, which count only 
 written them. Sums are rounded in another order, so a tie between two tokens, to the last bits, may fall otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """lm-eval's own loop as an engine: for whatever ``lpes_eval.engine.exact`` cannot answer exactly."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

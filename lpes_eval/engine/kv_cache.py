@@ -1,7 +1,5 @@
 """The keys and values of a batch of prompts: a row each, in which the token at position p stands in column p."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Prompts, stops and the model's identity are those of the transformers model, whi
 the same weights once, for all evaluations of a search.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ documents (lm-evaluation-harness, issue 3115). Here a prompt is fitted to the mo
 are counted over the whole prompt as the model will see it: special tokens, chat template and all.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ our own modules are imported, with the hook or without it. Where another version
 line says so, and lm-eval goes on without it.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Prompts as labelled parts, so that a report can show them and an analysis can find their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model typ
     >>> method.detach()                                  # bit for bit the plain model again
 """
 
-from __future__ import annotations
-
 import pkgutil
 from importlib import import_module
 from typing import Any

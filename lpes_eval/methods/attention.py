@@ -1,7 +1,5 @@
 """One layer's attention, as a method that computes it itself is handed it (``lpes_eval.methods.interception``)."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

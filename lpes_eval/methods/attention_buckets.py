@@ -9,8 +9,6 @@ what comes from where.
 Every row of the input becomes N rows of one batch, each with cosines and sines of its own base and a row of the cache.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from dataclasses import dataclass

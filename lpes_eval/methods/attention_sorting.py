@@ -6,8 +6,6 @@ A round reads the prompt and sums up what its last token pays to each document, 
 document with the most goes next to the question. docs/methods.md says what was decided here.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

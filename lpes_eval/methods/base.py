@@ -1,7 +1,5 @@
 """What the methods share: settings that read themselves, a place in a model, and lm-eval's ``hf`` around it."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -7,8 +7,6 @@ dummy document in the same place, which costs a pass for each place, shows the b
 answers, each document gets attention by its relevance alone (section 4). docs/methods.md says what was decided here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -14,8 +14,6 @@ A method is a subclass whose ``attend`` turns one ``Call`` into the attention's 
     ...         return call.compute(query, *call.cached(key, call.value))
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factors.json --tasks kv_retrieval
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path

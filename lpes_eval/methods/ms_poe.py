@@ -8,8 +8,6 @@ factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head
 docs/methods.md says where the authors' code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``) differs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tasks kv_retrieval
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

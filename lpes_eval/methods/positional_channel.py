@@ -10,8 +10,6 @@ channel (github.com/PositionalHidden/PositionalHidden, ``modeling_llama_hidden_s
 cubic fitted to it is; of those that are so in more than a quarter of the layers the smoothest one is taken.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What methods share that need to know a prompt's parts: where its last token stands, and which are its documents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn

@@ -7,8 +7,6 @@ with the distance m - n where that is below S, and with m - n - S + W from there
 stay the nearest tokens' alone, all others come from the well-trained part.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

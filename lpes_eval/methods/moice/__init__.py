@@ -7,8 +7,6 @@ output for a token is ``sum_b w_b A_b v``, where the weights w of this token and
 every key N times, rotated by each base when it came, and every value once; docs/methods.md says what the bases cost.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ its heads. The router computes in float32 whatever the model's dtype is. It is s
 ``w2``, ``w3`` of all layers, and as JSON what they are for (:class:`RouterConfig`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass, field

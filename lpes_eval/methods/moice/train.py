@@ -6,8 +6,6 @@ evaluation set is made of, and the loss is that of the answer alone, as the rest
 give the same file, byte for byte, on the same processor with the same number of threads.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
