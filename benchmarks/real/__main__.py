@@ -81,7 +81,6 @@ def record(args: argparse.Namespace, size: int) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real", description=__doc__, formatter_class=form)
     add = parser.add_argument

@@ -150,7 +150,6 @@ def draw_layers() -> Figure:
 
 
 def main() -> None:
-    """Write the page's tables and the pictures."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     texts = {"real_map": mapped(), "real_held_out": compared()}
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), texts), encoding="utf-8")
