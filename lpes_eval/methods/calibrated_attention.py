@@ -2,9 +2,9 @@
 
 lm_eval --model calibrated_attention --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks mdqa_pos
 
-What the prompt's last token pays to a document is taken for the sum of its relevance and of a bias of its place. A
-dummy document in the same place, which costs a pass for each place, shows the bias (section 3). While the model
-answers, each document gets attention by its relevance alone (section 4). docs/methods.md says what was decided here.
+What the prompt's last token pays to a document is taken for the sum of its relevance and of a bias of its place, which
+a dummy document in the same place shows (section 3). While the model answers, each document gets attention by its
+relevance alone (section 4). docs/methods.md says what was decided here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,6 @@ from tqdm import tqdm
 from lpes_eval import rope
 from lpes_eval.attention.measure import items_of, located
 from lpes_eval.decoder import device_of
-from lpes_eval.errors import UserError
 from lpes_eval.flags import of, positive
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.methods.attention import Call
@@ -33,10 +32,7 @@ DUMMY = "This text says nothing about anything. "
 
 @dataclass(eq=False)
 class Calibration(Interception):
-    """Calibrated attention inside a model, in the upper half of its layers; without documents it changes nothing.
-
-    ``temperature`` is that of the softmax that makes shares of attention of relevances.
-    """
+    """Calibrated attention in the upper half of a model's layers; ``temperature`` is of the softmax over relevances."""
 
     temperature: float = 5e-5
     name = "Calibrated attention"
@@ -44,8 +40,8 @@ class Calibration(Interception):
     def __post_init__(self) -> None:
         """Read what a user wrote."""
         self.temperature = of(positive, "temperature", self.temperature)
-        self._places: Tensor | None = None  # the document of each of the prompt's tokens, (S,), -1 where there is none
-        self._scales: Tensor | None = None  # what to multiply each document's attention by, (K,)
+        self._places: Tensor | None = None  # each token's document, (S,), or -1
+        self._scales: Tensor | None = None  # of each document's attention, (K,)
         self._paid: list[Tensor] | None = None  # while attention is measured: of each layer, (K,)
 
     @torch.no_grad()
@@ -95,8 +91,7 @@ class Calibration(Interception):
 
     def _rows(self, call: Call, rows: int, end: int, width: int) -> Call:
         """The call for the last ``rows`` rows alone, which end in column ``end`` of ``width`` keys."""
-        if call.mask is not None and call.mask.ndim != 4:
-            raise UserError(f"{self.name}: flash attention takes no mask; load the model with attn_implementation=sdpa")
+        self.refuse_flash_attention(call)
         if call.mask is not None:
             return replace(call, mask=call.mask[:, :, -rows:])
         columns = torch.arange(width, device=call.key.device)
@@ -104,11 +99,9 @@ class Calibration(Interception):
         return replace(call, mask=mask, options=call.options | {"is_causal": False})
 
     def _calibrated(self, call: Call, query: Tensor, key: Tensor, value: Tensor, places: Tensor) -> Tensor:
-        """Attention in which the documents' shares of what goes to all of them are multiplied by ``_scales``.
-
-        The attention function itself adds up, beside the values, how much goes to documents before and afterwards.
-        """
+        """Attention in which the documents' shares of what goes to all of them are multiplied by ``_scales``."""
         assert self._scales is not None
+        # The attention function adds up, beside the values, how much goes to documents before and afterwards.
         among = (places >= 0).to(value.dtype)[:, None]  # (S, 1)
         scale = (self._scales / self._scales.max()).to(value.device, value.dtype)[places.clamp(min=0)][:, None] * among
         sums = torch.cat((among, scale), -1).expand(*value.shape[:2], -1, -1)

@@ -2,9 +2,8 @@
 
 lm_eval --model string --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
-Long distances are rare in training, so a model knows them least. A query at position m attends to a key at position n
-with the distance m - n where that is below S, and with m - n - S + W from there on (Figure 5): the W nearest distances
-stay the nearest tokens' alone, all others come from the well-trained part.
+A query at position m attends to a key at position n with the distance m - n where that is below S, and with
+m - n - S + W from there on (Figure 5): the W nearest distances stay the nearest tokens' alone.
 """
 
 from dataclasses import dataclass, replace
@@ -25,10 +24,7 @@ from lpes_eval.methods.interception import Interception
 class ShiftedPositions(Interception):
     """STRING inside a model.
 
-    Attributes:
-        shift: S, the distance from which on distances are shortened; by default a third of the model's longest
-            context (``max_position_embeddings``), as in the authors' setting.
-        window: W, the shortest distance that a shortened one can have.
+    ``shift`` is S; by default a third of ``max_position_embeddings``, as in the authors' setting. ``window`` is W.
     """
 
     shift: Any = None
@@ -64,8 +60,7 @@ class ShiftedPositions(Interception):
         distance = rows - torch.arange(first, first + width, device=key.device)  # (T, S)
         if end - first <= self.shift:
             return call.compute(query, key, value)
-        if call.mask is not None and call.mask.ndim != 4:
-            raise UserError(f"{self.name}: flash attention takes no mask; load the model with attn_implementation=sdpa")
+        self.refuse_flash_attention(call)
         far = distance >= self.shift
         mask = torch.cat((_masked(call.mask, (distance >= 0) & ~far), _masked(call.mask, far)), -1)
         # A key (k, 0) meets what is rotated as usual of a query (near, far), a key (0, k) what is rotated for afar.

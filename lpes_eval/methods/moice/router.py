@@ -4,9 +4,8 @@ In layer h the router looks at a head's query, rotated with the first base, and 
 
     scores = (SiLU(q W1) * (q W3)) W2,      q: (D,)   W1, W3: (D, N)   W2: (N, N),
 
-and the weights are the softmax over the k highest scores, 0 for the others. The three matrices of a layer are shared by
-its heads. The router computes in float32 whatever the model's dtype is. It is saved as one safetensors file: ``w1``,
-``w2``, ``w3`` of all layers, and as JSON what they are for (:class:`RouterConfig`).
+and the weights are the softmax over the k highest scores, 0 for the others. A layer's heads share its matrices. All is
+float32. It is saved as one safetensors file: ``w1``, ``w2``, ``w3`` of all layers, and :class:`RouterConfig` as JSON.
 """
 
 import json
@@ -26,16 +25,16 @@ from lpes_eval.files import write_atomically
 from lpes_eval.methods.tables import PUBLISHED_BASES, parse_bases
 
 TOP_K = 7
-INIT_STD = 0.02  # of new weights; scores then begin near 0, and the weights of the bases near 1 / N
+INIT_STD = 0.02  # of new weights; those of the bases then begin near 1 / N
 FILE = "router.safetensors"
-SHIPPED = "router"  # a folder of its own: servers take every *.safetensors beside the weights for some
+SHIPPED = "router"  # apart: servers take *.safetensors for weights
 METADATA = "moice_router"
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """What a router is for, and how it was trained, of a ``model`` as it was named; ``head_dim`` is that of a query."""
+    """What a router is for, and how it was trained; ``head_dim`` is that of a query."""
 
     layers: int
     heads: int
