@@ -75,11 +75,12 @@ def test_a_cache_holds_keys_for_every_base_and_values_once():
 # -- the model type
 
 
-def test_a_router_is_described_as_it_was_read(routed):
-    lm = MoICE(router=str(routed / "other"))
+def test_a_router_is_described_as_it_was_read_and_the_shipped_one_is_the_default(routed):
+    lm, shipped = MoICE(router=str(routed / "other")), MoICE()
     described = lm.method.describe()
     assert described["bases"] == (30.0, 100.0, 300.0)
-    assert lm.cache_key != MoICE().cache_key
+    assert shipped.method.describe()["router"] == str(reference.path() / router.SHIPPED / router.FILE)
+    assert lm.cache_key != shipped.cache_key
     (routed / "other" / router.FILE).rename(routed / "moved")  # while the evaluation runs
     assert lm.method.describe() == described
     (routed / "moved").rename(routed / "other" / router.FILE)
@@ -92,9 +93,3 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(tmp_pat
         MoICE(pretrained=str(tmp_path))
     with pytest.raises(UserError, match=r"6 layers of 4 heads of size 32.* has 4 layers of 4 heads of size 16"):
         MoICE(pretrained=str(tmp_path), router=str(reference.path() / "router"))
-
-
-def test_the_reference_models_shipped_router_is_used_and_named():
-    described = MoICE().method.describe()
-    assert described["router"] == str(reference.path() / router.SHIPPED / router.FILE)
-    assert described["bases"] == (10000, 17500, 18000, 19000, 20000, 22500, 25000)
