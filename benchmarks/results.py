@@ -64,7 +64,6 @@ class Row:
 
 
 def methods(task: str, uniform: float) -> list[Row]:
-    """The plain model, layer factors, and the other methods on one task."""
     return [
         Row("plain", task, 500),
         Row("layer factors", task, 500, "factors=reference"),
@@ -142,7 +141,6 @@ class Results:
         self.by_command: dict[str, Result] = {line["command"]: line for line in lines}
 
     def has(self, row: Row) -> bool:
-        """Whether a row was measured with today's weights."""
         return self.by_command.get(row.command, {}).get("weights") == row.weights
 
     def keep(self, result: Result) -> None:

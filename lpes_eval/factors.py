@@ -163,7 +163,10 @@ def load(path: str | Path) -> Factors:
 
 
 def parse(value: Any) -> Factors:
-    """Read what a user may give as ``factors``: an object, path, ``hf://OWNER/REPO``, number, or one a layer."""
+    """What a user may give as ``factors``: a loaded object, a path, one number, or one a layer (list, array, tensor).
+
+    ``reference`` is the reference model's own file, ``hf://OWNER/REPO`` one on the Hub; raises as ``load``.
+    """
     if isinstance(value, Factors):
         return value
     if hasattr(value, "tolist"):

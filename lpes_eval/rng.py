@@ -1,6 +1,7 @@
 """Seeded drawing that gives the same examples on every machine and Python version.
 
-Only ``Random.random()`` is used, which Python promises to keep for a given seed; it promises so of no other method.
+Only ``Random.random()`` and ``Random.getrandbits()`` are used, the Mersenne Twister's own output, which stays the same
+for a given seed. ``shuffle`` and ``sample`` carry no such promise, so their few lines stand here.
 """
 
 import hashlib

@@ -62,7 +62,7 @@ class BenchmarkTask(ConfigurableTask):
 
     def build_all_requests(self, *, cache_requests: bool = False, **kwargs: Any) -> None:
         """Build all requests anew; raises ``UserError`` where it is not known which model is evaluated."""
-        if "rank" in kwargs:  # as lm_eval.evaluate says; who only looks does not
+        if "rank" in kwargs:  # lm_eval.evaluate gives it; who only looks does not
             self.refuse_without_model()
         if cache_requests:
             logger.warning("%s: --cache_requests is not used, its key does not tell splits apart", self.config.task)
@@ -112,7 +112,7 @@ class PositionTask(BenchmarkTask):
     """A benchmark by position: a question is one example, its positions are the example's requests.
 
     The results hold ``METRIC@P`` for every position P in percent, ``METRIC``, their mean, and ``METRIC_worst`` and
-    ``METRIC_spread`` (best minus worst position), also for ``STRICT``, where a task has it, and for ``unended``.
+    ``METRIC_spread`` (best minus worst position); of ``STRICT``, where a task has it, and ``unended`` no such two.
     lm-eval's standard error is clustered by question; those of worst and spread come from a bootstrap of questions.
 
     A subclass defines ``load``; ``METRIC``; ``SIZE``, the setting that says how many items its contexts have;

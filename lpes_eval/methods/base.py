@@ -23,7 +23,7 @@ separate_caches()
 
 
 class InModel:
-    """A method inside a model; a subclass is a dataclass of its settings, which ``__post_init__`` reads."""
+    """A method inside a model; a subclass is a dataclass of its settings, read in ``__post_init__`` (``UserError``)."""
 
     plain = False  # whether it leaves every model as it is
 
@@ -74,7 +74,7 @@ class MethodLM(HFLM):
         if isinstance(pretrained, str | os.PathLike):
             pretrained = os.path.expanduser(reference.folder(pretrained))
         if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda:0") == "cuda:0":
-            kwargs["device"] = "cpu"  # which lm_eval says where nobody said anything
+            kwargs["device"] = "cpu"  # lm_eval says cuda:0 by default
         check_device(kwargs.get("device"))
         try:
             super().__init__(pretrained=pretrained, **kwargs)
