@@ -95,13 +95,8 @@ def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@pytest.fixture
-def one(folder):
-    """Sequences of the texts, without the command."""
-    return train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), TEXTS)
-
-
-def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, one):
+def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path):
+    one = train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), TEXTS)  # without the command
     assert command(folder, tmp_path, "--steps", "8") == 0
     trained = routers.read(tmp_path)
     log = [json.loads(line) for line in (tmp_path / train.LOG).read_text().splitlines()]
