@@ -78,7 +78,6 @@ def methods(task: str, uniform: float) -> list[Row]:
 
 
 def lengths(task: str, size: str, unit: str, sizes: Sequence[int]) -> list[list[Row]]:
-    """The plain model and the same layer factors at other lengths."""
     args = {"plain": "", "layer factors": "factors=reference"}
     return [
         [Row(f"{n} {unit}, {kind}", task, 50, args[kind], metadata=f'{{"{size}":{n}}}') for kind in args] for n in sizes

@@ -76,7 +76,8 @@ class BenchmarkTask(ConfigurableTask):
         if current_lm() is None:
             way_out = "call lm_eval.simple_evaluate, or evaluate inside lpes_eval.harness.plugin.evaluating(lm)"
             found = "lm_eval.evaluate was imported before this task, so it is not known what fits the model"
-            raise UserError(f"{self.config.task}: {found}; {way_out}")
+            risk = "prompts that are too long would silently be truncated"
+            raise UserError(f"{self.config.task}: {found}, and {risk}; {way_out}")
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:
         """One request a prompt; raises ``PromptTooLong`` where lm-eval would cut it."""
