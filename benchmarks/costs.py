@@ -4,15 +4,13 @@
     python -m benchmarks.costs --model vicuna-7b --device cuda --dtype float16 --lengths 1500 4096
     python -m benchmarks.costs --write                also put the tables into docs/methods.md
 
-A cost is a ratio of two times that were measured in turns, so that a machine that grows slower meets both alike: the
-median over rounds, and in brackets the sign test's 95 % interval of the median.
+A cost is a ratio of times measured in turns: the median over rounds, and the sign test's 95 % interval of the median.
 """
 
 import argparse
 import copy
 import functools
 import json
-import math
 import random
 import re
 import subprocess
@@ -20,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -46,7 +43,6 @@ from search.guards import settles
 from search.tasks import POSITIONS, load_tasks
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
-SEARCHED = {"split": "search", "positions": list(POSITIONS)}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 SHAPES = {
     "tiny": (64, 128, 4, 4, 4),
@@ -56,8 +52,8 @@ SHAPES = {
     "qwen2.5-7b": (3584, 18944, 28, 28, 4),
 }
 """Models of random weights, on which time does not depend; where several heads share keys a Qwen2, else a Llama."""
-METHODS = [name for name in methods.names() if name not in ("attention_sorting", "calibrated_attention")]
-"""Those whose forward is measured; what the two others cost are further passes over the prompt."""
+FURTHER_PASSES = ("attention_sorting", "calibrated_attention")  # which is all that they cost
+METHODS = [name for name in methods.names() if name not in FURTHER_PASSES]
 
 
 def build(name: str, device: str, dtype: str) -> Any:
@@ -78,7 +74,7 @@ def ratio(own: Sequence[float], plain: Sequence[float]) -> str:
     ratios = [a / b for a, b in zip(own, plain, strict=True)]
     found = quantile_test(ratios).confidence_interval()
     low, high = np.fmax(found.low, min(ratios)), np.fmin(found.high, max(ratios))
-    return f"{median(ratios):.3f} [{low:.3f}, {high:.3f}]"
+    return f"{np.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def with_method(name: str, model: Any) -> Any:
@@ -93,40 +89,29 @@ def with_method(name: str, model: Any) -> Any:
 @torch.no_grad()
 def in_turns(models: Sequence[Any], tokens: torch.Tensor, new_tokens: int, order: random.Random) -> list[list[float]]:
     """Seconds of the prefill and of every greedy decoding step of each model; at every step the models take turns."""
-    inputs, seconds = [tokens for _ in models], [list[float]() for _ in models]
+    inputs, seconds = [tokens for _ in models], [[] for _ in models]
+    finish = torch.cuda.synchronize if tokens.is_cuda else lambda: None
     caches = [rope.with_cache(model, DynamicCache(config=model.config)) for model in models]
     for _ in range(1 + new_tokens):
         for i in order.sample(range(len(models)), len(models)):
-            began = now(tokens.is_cuda)
+            finish()
+            began = time.perf_counter()
             inputs[i] = models[i](inputs[i], **caches[i], logits_to_keep=1).logits[:, -1:].argmax(-1)
-            seconds[i].append(now(tokens.is_cuda) - began)
+            finish()
+            seconds[i].append(time.perf_counter() - began)
     return seconds
-
-
-def say(what: str) -> None:
-    """Progress, beside the tables."""
-    print(what, file=sys.stderr, flush=True)
-
-
-def now(cuda: bool) -> float:
-    """The time at which all that was asked so far is done."""
-    if cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def peak_of(run: Callable[[], Any], device: str) -> float:
     """The most memory that is used meanwhile: of the GPU's allocator, else of this process (on Linux)."""
-    if device.startswith("cuda"):
+    cuda, reset = device.startswith("cuda"), Path("/proc/self/clear_refs")
+    if cuda:
         torch.cuda.reset_peak_memory_stats()
-        run()
-        return torch.cuda.max_memory_allocated()
-    if not (reset := Path("/proc/self/clear_refs")).exists():
-        run()
-        return math.nan
-    reset.write_text("5")
+    elif reset.exists():
+        reset.write_text("5")
     run()
-    return float(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    status = Path("/proc/self/status").read_text() if reset.exists() else "VmHWM: nan"
+    return torch.cuda.max_memory_allocated() if cuda else float(re.search(r"VmHWM:\s+(\w+)", status)[1])
 
 
 def forward(model: Any, length: int, args: argparse.Namespace) -> list[list[str]]:
@@ -134,27 +119,25 @@ def forward(model: Any, length: int, args: argparse.Namespace) -> list[list[str]
     draw, order = torch.Generator().manual_seed(0), random.Random(0)
     tokens = torch.randint(3, model.config.vocab_size, (args.batch, length), generator=draw).to(args.device)
     turn = functools.partial(in_turns, tokens=tokens, new_tokens=args.new_tokens, order=order)
-    twins, peaks, refused = dict[str, Any](), dict[str, float](), dict[str, str]()
-    times: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in args.methods}
+    twins, peaks, refused = {}, {}, {}
+    times = {name: [] for name in args.methods}
     for number in range(1 + args.rounds):
-        say(f"{length} tokens, round {number} of {args.rounds}")
+        print(f"{length} tokens, round {number} of {args.rounds}", file=sys.stderr)
         for name in order.sample(args.methods, len(args.methods)):
             try:
                 if number == 0:  # warms up
                     twins[name] = with_method(name, model)
                     peaks[name] = peak_of(lambda name=name: turn([twins[name]]), args.device)
                 elif name not in refused:
-                    plain, own = turn([model, twins[name]])
-                    times[name].append((own, plain))
+                    times[name].append(turn([twins[name], model]))
             except (UserError, torch.OutOfMemoryError) as error:
                 refused[name] = first_line(error).split(". ")[0]
     rows = []
     for name in args.methods:
         paper = 1.0 if name == "plain" else methods.load(name).published_time
-        if name in refused:
-            cells = [f"{name}: {refused[name]}", *["–"] * 4]
-        else:
-            parts = [(one[0], median(one[1:]), sum(one)) for pair in times[name] for one in pair]
+        cells = [f"{name}: {refused.get(name)}", *["–"] * 4]
+        if name not in refused:
+            parts = [(one[0], np.median(one[1:]), sum(one)) for pair in times[name] for one in pair]
             cells = [name, *(ratio(part[::2], part[1::2]) for part in zip(*parts, strict=True))]
             cells.append(f"{peaks[name] / peaks['plain']:.2f}")
         rows.append([f"{length:,}", *cells, f"{paper:.2f}" if paper else ""])
@@ -166,14 +149,13 @@ def individual(args: argparse.Namespace) -> list[str]:
     options = {"pretrained": args.model, "device": args.device, "dtype": args.dtype, "batch_size": args.batch_size}
     lm = methods.load("lpes")(**options)
     hf = HFLM(**options | {"pretrained": str(reference.folder(args.model))})
-    metadata = args.metadata | SEARCHED
+    metadata = args.metadata | {"split": "search", "positions": list(POSITIONS)}
     evaluator = Evaluator(lm, load_tasks(lm, [args.task], metadata=metadata, examples=args.questions))
-    draw = random.Random(0)
-    seconds: dict[str, list[float]] = {"search": [], "hf": []}
+    draw, seconds = random.Random(0), {"search": [], "hf": []}
     settle = settles(evaluator([1.0] * evaluator.num_layers).ended)
-    differing = compared = 0
+    equal = []
     for number in range(1 + args.rounds):
-        say(f"an individual, round {number} of {args.rounds}")
+        print(f"an individual, round {number} of {args.rounds}", file=sys.stderr)
         factors = [round(draw.uniform(1, 1.5), 2) for _ in range(evaluator.num_layers)]
         for name in draw.sample(("search", "hf"), 2):
             began = time.perf_counter()
@@ -189,19 +171,19 @@ def individual(args: argparse.Namespace) -> list[str]:
         samples.sort(key=lambda sample: sample["doc_id"])
         for objective, column in evaluator.columns.values():
             scores = [samples[number][column.metric] for number in objective.numbers]
-            pairs = list(zip(scores, measured.examples[column.name], strict=True))
-            compared, differing = compared + len(pairs), differing + sum(a != b for a, b in pairs)
-    what = f"an individual of a search ({compared - differing} of {compared} scores equal)"
-    return [what, "simple_evaluate with hf", ratio(seconds["search"], seconds["hf"]), f"{median(seconds['hf']):.1f} s"]
+            equal += [a == b for a, b in zip(scores, measured.examples[column.name], strict=True)]
+    what = f"an individual of a search ({sum(equal)} of {len(equal)} scores equal)"
+    spent = f"{np.median(seconds['hf']):.1f} s"
+    return [what, "simple_evaluate with hf", ratio(seconds["search"], seconds["hf"]), spent]
 
 
 def command(args: argparse.Namespace) -> list[list[str]]:
     """``lm_eval --model lpes``, plain and with factors, against ``--model hf``, from start to end."""
     given = f"pretrained={reference.folder(args.model)},dtype={args.dtype}"
     models = {"hf": given, "lpes": given, "lpes (factors=1.1)": f"{given},factors=1.1"}
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+    seconds = {name: [] for name in models}
     for number in range(args.rounds):
-        say(f"the command, round {number + 1} of {args.rounds}")
+        print(f"the command, round {number + 1} of {args.rounds}", file=sys.stderr)
         for name in random.sample(list(models), len(models)):
             words = [sys.executable, "-m", "lm_eval", "--model", name.split()[0], "--model_args", models[name]]
             words += ["--tasks", args.task, "--metadata", json.dumps(args.metadata), "--device", args.device]
@@ -209,9 +191,9 @@ def command(args: argparse.Namespace) -> list[list[str]]:
             began = time.perf_counter()
             subprocess.run(words, capture_output=True, check=True)
             seconds[name].append(time.perf_counter() - began)
-    plain, *others = models
-    spent = f"{median(seconds[plain]):.1f} s"
-    return [[f"`--model {name}`", f"`--model {plain}`", ratio(seconds[name], seconds[plain]), spent] for name in others]
+    plain = seconds.pop("hf")
+    spent = f"{np.median(plain):.1f} s"
+    return [[f"`--model {name}`", "`--model hf`", ratio(own, plain), spent] for name, own in seconds.items()]
 
 
 def tables(args: argparse.Namespace) -> Iterator[str]:
@@ -254,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_device(args.device)
     torch.set_num_threads(args.threads)
     if args.device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(args.device).index or 0)  # events and peaks are those of the current one
+        torch.cuda.set_device(torch.device(args.device).index or 0)  # whose peak is measured
     parts = []
     for part in tables(args):
         parts.append(part)

@@ -8,7 +8,6 @@ from typing import Any
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages."""
     packages = ("lpes-eval", "lm-eval", "torch", "transformers")
     return {"python": platform.python_version()} | {name: version(name) for name in packages}
 

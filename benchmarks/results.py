@@ -51,7 +51,6 @@ class Row:
 
     @property
     def command(self) -> str:
-        """The ``lm_eval`` command."""
         words = ["lm_eval", "--model", self.model]
         words += ["--model_args", self.args] if self.args else []
         words += ["--tasks", self.task]
@@ -65,7 +64,6 @@ class Row:
 
 
 def methods(task: str, uniform: float) -> list[Row]:
-    """The plain model, layer factors, and the other methods on one task."""
     return [
         Row("plain", task, 500),
         Row("layer factors", task, 500, "factors=reference"),
@@ -80,7 +78,6 @@ def methods(task: str, uniform: float) -> list[Row]:
 
 
 def lengths(task: str, size: str, unit: str, sizes: Sequence[int]) -> list[list[Row]]:
-    """The plain model and the same layer factors at other lengths."""
     args = {"plain": "", "layer factors": "factors=reference"}
     return [
         [Row(f"{n} {unit}, {kind}", task, 50, args[kind], metadata=f'{{"{size}":{n}}}') for kind in args] for n in sizes
@@ -143,11 +140,9 @@ class Results:
         self.by_command: dict[str, Result] = {line["command"]: line for line in lines}
 
     def has(self, row: Row) -> bool:
-        """Whether a row was measured with today's weights."""
         return self.by_command.get(row.command, {}).get("weights") == row.weights
 
     def keep(self, result: Result) -> None:
-        """Write a result down."""
         self.by_command[result["command"]] = result
         lines = (json.dumps(line) for line in self.by_command.values())
         files.write_atomically(self.store, "".join(f"{line}\n" for line in lines))
@@ -157,14 +152,15 @@ class Results:
         if not self.has(row):
             raise UserError(f"{row.command}: not measured with these weights; run python -m benchmarks.results")
         result = self.by_command[row.command]
-        columns = {position: [100.0 * int(score) for score in scores] for position, scores in result["scores"].items()}
-        return pd.DataFrame(columns, index=result["questions"].split())
+        columns = {position: list(scores) for position, scores in result["scores"].items()}
+        return 100 * pd.DataFrame(columns, index=result["questions"].split()).astype(float)
 
     def gain(self, first: Row, second: Row, quantity: str = "mean") -> tuple[float, float, float]:
         """The second minus the first, in points, on the questions that both were asked, and its 95 % interval."""
         a, b = self.scores(first), self.scores(second)
         common = a.index.intersection(b.index)
-        difference = getattr(statistics.compare_paired(a.loc[common] / 100, b.loc[common] / 100), quantity)
+        compared = statistics.compare_paired(a.loc[common] / 100, b.loc[common] / 100)
+        difference = getattr(compared, quantity)
         return 100 * difference.difference, 100 * difference.low, 100 * difference.high
 
     def table(self, groups: Sequence[Sequence[Row]]) -> str:
@@ -174,9 +170,9 @@ class Results:
             scores = self.scores(row)
             at, mean = scores.mean(), statistics.mean_over_positions(scores)
             half = stats.t.ppf(0.975, len(scores) - 1) * mean.stderr
-            cells = [row.label, str(len(scores)), *(f"{share:.1f}" for share in at), f"{mean.value:.1f}±{half:.1f}"]
-            cells += [f"{at.min():.1f}", points(self.gain(first, row)) if row != first else "", f"`{row.command}`"]
-            rows.append(cells)
+            gain = points(self.gain(first, row)) if row != first else ""
+            cells = [*(f"{share:.1f}" for share in at), f"{mean.value:.1f}±{half:.1f}", f"{at.min():.1f}", gain]
+            rows.append([row.label, str(len(scores)), *cells, f"`{row.command}`"])
         header = ["", "n", *(f"{position} %" for position in scores), "mean", "worst", "gain", "command"]
         return markdown_table(header, rows)
 
@@ -193,7 +189,7 @@ class Results:
         return "\n".join(lines)
 
     def headline(self) -> str:
-        """The table of README.md: both tasks, plain, with layer factors, and with the best uniform factor."""
+        """The table of README.md: each task plain, with the best uniform factor, and with layer factors."""
         header, rows = ["accuracy, %", "first position", "last", "mean", "gain in the mean"], []
         for task in METRICS:
             plain, ours, _, uniform, *_ = TABLES[task][0]
@@ -203,11 +199,6 @@ class Results:
                 rows.append([f"{task}, {row.label}", *cells, points(self.gain(plain, row)) if row != plain else ""])
         return markdown_table(header, rows)
 
-    def texts(self) -> dict[str, str]:
-        """What stands between the markers of the pages."""
-        tables = {name: self.table(groups) for name, groups in TABLES.items()}
-        return {**tables, "goals": self.goals(), "headline": self.headline()}
-
 
 def points(difference: tuple[float, float, float]) -> str:
     return "{:+z.1f} [{:+z.1f}, {:+z.1f}]".format(*difference)
@@ -215,17 +206,18 @@ def points(difference: tuple[float, float, float]) -> str:
 
 @program("results")
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="measure and write nothing; 1 if a page differs")
     args = parser.parse_args(argv)
     results = Results(STORE)
-    for row in [row for groups in TABLES.values() for group in groups for row in group if not args.check]:
+    rows = [row for groups in TABLES.values() for group in groups for row in group]
+    for row in [] if args.check else rows:
         if not results.has(row):
             began = time.perf_counter()
             results.keep(measure(row))
             print(f"{time.perf_counter() - began:5.0f} s  {row.command}", flush=True)
-    texts, changed = results.texts(), 0
+    texts, changed = {name: results.table(groups) for name, groups in TABLES.items()}, 0
+    texts |= {"goals": results.goals(), "headline": results.headline()}
     for name in PAGES:
         page = (ROOT / name).read_text(encoding="utf-8")
         if (new := filled(page, texts)) != page:

@@ -13,35 +13,29 @@ OFF = ("", "0", "false", "off", "no")
 
 
 class _Finder:
-    """A finder on ``sys.meta_path``."""
-
     def find_spec(self, name, path=None, target=None):
         if name not in MODULES:
             return None
+        from functools import partial
         from importlib.machinery import PathFinder
 
-        spec = PathFinder.find_spec(name, path, target)  # the package's own path, so also that of an editable lm_eval
+        spec = PathFinder.find_spec(name, path, target)  # also of an editable lm_eval
         if spec and spec.loader:
-            _extend_after(spec.loader)
+            spec.loader.exec_module = partial(_exec_and_extend, spec.loader.exec_module)
         return spec
 
 
-def _extend_after(loader):
-    exec_module = loader.exec_module
+def _exec_and_extend(exec_module, module):
+    exec_module(module)
+    try:
+        from lpes_eval.harness import plugin
 
-    def exec_and_extend(module):
-        exec_module(module)
-        try:
-            from lpes_eval.harness import plugin
-
-            plugin.extend(module)
-        except (Exception, SystemExit) as error:  # whatever another version has changed, lm_eval itself must still run
-            sys.stderr.write(  # a warning would end lm_eval under -W error
-                f"lpes-eval could not extend {module.__name__}: {type(error).__name__}: {error}. lm_eval goes on "
-                "without it; LPES_EVAL_PLUGIN=0 turns all extensions off.\n"
-            )
-
-    loader.exec_module = exec_and_extend
+        plugin.extend(module)
+    except (Exception, SystemExit) as error:  # lm_eval itself must still run
+        sys.stderr.write(  # a warning would end lm_eval under -W error
+            f"lpes-eval could not extend {module.__name__}: {type(error).__name__}: {error}. lm_eval goes on "
+            "without it; LPES_EVAL_PLUGIN=0 turns all extensions off.\n"
+        )
 
 
 def install():

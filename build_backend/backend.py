@@ -8,14 +8,7 @@
 from pathlib import Path
 
 from setuptools import build_meta
-from setuptools.build_meta import (  # noqa: F401  (the rest of the interface, PEP 517 and 660)
-    build_sdist,
-    get_requires_for_build_editable,
-    get_requires_for_build_sdist,
-    get_requires_for_build_wheel,
-    prepare_metadata_for_build_editable,
-    prepare_metadata_for_build_wheel,
-)
+from setuptools.build_meta import *  # noqa: F403  (the rest of the interface, PEP 517 and 660)
 from wheel.wheelfile import WheelFile
 
 ROOT = Path(__file__).resolve().parents[1]

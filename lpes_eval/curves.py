@@ -13,12 +13,10 @@ authors    as the authors' working repository reads a Bezier curve, other than E
 =========  ============================================================================================
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 CurveKind = Literal["bezier", "linear", "step", "free", "authors"]
 KINDS: tuple[str, ...] = get_args(CurveKind)
@@ -26,7 +24,7 @@ Point = tuple[float, float]
 
 
 def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], num_layers: int) -> list[float]:
-    """Evaluate a curve at each of ``num_layers`` (L in Eq. 6); no factor is outside the range of the points' ``y``.
+    """Evaluate a curve at each of ``num_layers`` (L in Eq. 6), within the range of the points' ``y``.
 
     ``points`` are at least two ``(x, y)`` with strictly increasing ``x``; for ``free``, the factors.
     """
@@ -36,9 +34,8 @@ def layer_factors(kind: CurveKind, points: Sequence[Point] | Sequence[float], nu
     # Places along the curve, 0 at the first control point and 1 at the last: the form in which only ratios are left.
     knots = tuple((x - xs[0]) / (xs[-1] - xs[0]) for x in xs)
     places = [h / max(1, num_layers - 1) for h in range(num_layers)]  # Eq. 6
-    at: Any = {"bezier": _bezier_at, "linear": _linear_at, "step": _step_at, "authors": _authors_at}[kind]
     low, high = min(ys), max(ys)
-    return [min(max(at(knots, ys, place), low), high) for place in places]
+    return [min(max(SHAPES[kind](knots, ys, place), low), high) for place in places]
 
 
 def _bezier_at(knots: tuple[float, ...], ys: tuple[float, ...], place: float) -> float:
@@ -60,14 +57,15 @@ def de_casteljau(values: Sequence[float], t: float) -> float:
     return level[0]
 
 
-def _authors_at(knots: Sequence[float], ys: Sequence[float], place: float) -> float:
-    return de_casteljau(ys[::-1], place)
-
-
 def _linear_at(knots: Sequence[float], ys: Sequence[float], place: float) -> float:
     k = min(bisect_right(knots, place), len(knots) - 1) - 1
     return ys[k] + (place - knots[k]) / (knots[k + 1] - knots[k]) * (ys[k + 1] - ys[k])
 
 
-def _step_at(knots: Sequence[float], ys: Sequence[float], place: float) -> float:
-    return ys[bisect_right(knots, place) - 1]
+SHAPES: dict[str, Callable[[tuple[float, ...], tuple[float, ...], float], float]] = {
+    "bezier": _bezier_at,
+    "linear": _linear_at,
+    "step": lambda knots, ys, place: ys[bisect_right(knots, place) - 1],
+    "authors": lambda knots, ys, place: de_casteljau(ys[::-1], place),
+}
+"""A curve's value at a place between 0 and 1, from the places and the values of its control points."""

@@ -1,9 +1,4 @@
-"""Where rotary position embeddings are in a transformers model: its decoder layers, and the modules that make tables.
-
-A model that cannot be given layer factors is refused here, with the reason; ``docs/support.md`` lists the families.
-"""
-
-from __future__ import annotations
+"""Where rotary position embeddings are in a transformers model; ``docs/support.md`` lists the families."""
 
 import functools
 import inspect
@@ -41,8 +36,7 @@ class Decoder:
     own: dict[int, tuple[nn.Module, ...]]
     """The layers' own rotary modules, where they have them, by layer."""
     factor_layer: tuple[int, ...]
-    """For each layer the one whose factor it takes: itself, except where it attends to keys that an earlier layer has
-    rotated (Gemma 3n, Gemma 4). Its queries must then be rotated like them."""
+    """For each layer the one whose factor it takes: itself, or the one that rotated its keys (Gemma 3n, Gemma 4)."""
 
 
 def find_decoder(model: nn.Module) -> Decoder:

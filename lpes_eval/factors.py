@@ -60,7 +60,7 @@ class Factors:
         (form,) = given
         checked = {form: forms[form](getattr(self, form), form)}
         checked |= {"unscaled_layers": _layers(self.unscaled_layers), "origin": _origin(self.origin)}
-        self.__dict__.update(checked)  # the object is frozen: only here are its fields written
+        self.__dict__.update(checked)  # of a frozen object
         right = self.num_layers is None or (_is(self.num_layers, int) and 1 <= self.num_layers <= MAX_LAYERS)
         _require(right, "num_layers", self.num_layers, f"a whole number from 1 to {MAX_LAYERS}")
         if self.factors is not None or self.num_layers is not None:
@@ -189,8 +189,6 @@ def parse(value: Any) -> Factors:
     )
 
 
-# -- in a model's configuration --------------------------------------------------------------------------------------
-
 FIELD = "lpes_factors"
 """The field of ``config.json`` that carries factors from folder to folder; transformers keeps what it does not know."""
 
@@ -201,10 +199,7 @@ def text_config(config: Any) -> Any:
 
 
 def carried(config: Any) -> Factors | None:
-    """The factors that a configuration carries, if any: numbers, never the name of a file or of a place on the Hub.
-
-    ``FactorsError``: the field holds none, or those of a model of another depth.
-    """
+    """The factors that a configuration carries, if any; ``FactorsError``: no numbers, or for another depth."""
     value = getattr(config, FIELD, getattr(text_config(config), FIELD, None))  # the first is an override of vLLM's
     if value is None:
         return None
@@ -224,9 +219,6 @@ def carry(config: Any, factors: Factors | None) -> None:
         part.__dict__.pop(FIELD, None)
     if factors is not None:
         setattr(text_config(config), FIELD, factors.to_dict())
-
-
-# -- what a field may hold -------------------------------------------------------------------------------------------
 
 
 def _require(right: bool, where: str, found: Any, expected: str) -> None:

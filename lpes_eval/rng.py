@@ -1,10 +1,8 @@
 """Seeded drawing that gives the same examples on every machine and Python version.
 
-Only ``Random.random()`` and ``Random.getrandbits()`` are used: the Mersenne Twister's own output, which Python promises
-to keep for a given seed. ``shuffle`` and ``sample`` carry no such promise, so their few lines stand here.
+Only ``Random.random()`` and ``Random.getrandbits()`` are used, the Mersenne Twister's own output, which stays the same
+for a given seed. ``shuffle`` and ``sample`` carry no such promise, so their few lines stand here.
 """
-
-from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence

@@ -5,19 +5,16 @@ layer. Three kinds of modules are changed, and no weight is touched:
 
 1. The rotary module answers with a table for each layer, at positions divided by the layer's factor. So the model's
    frequencies (default, linear, dynamic NTK, yarn, llama3, longrope), its scaling and its layout stay as they are.
-   Where frequencies are fixed, tables of positions are kept, and a forward takes its rows.
 2. Each decoder layer takes its own table.
 3. The decoder refuses a key-value cache filled under other factors, because its keys are rotated already.
 
-A changed module is of a subclass of its own class, with another ``__call__``, as FSDP does it: hooks would be slower,
-and copies, saved models, PEFT, accelerate and ``torch.compile`` take the change along.
+A changed module is of a subclass of its own class, with another ``__call__``, as FSDP does it. Copies, saved models,
+PEFT, accelerate and ``torch.compile`` take the change along.
 
     >>> apply(model, [1.0, 1.2, 1.5, 1.3])
     >>> model.generate(**inputs)
     >>> remove(model)
 """
-
-from __future__ import annotations
 
 import functools
 import logging
@@ -30,9 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from lpes_eval.caches import Stamp
-from lpes_eval.caches import cache_of as cache_of
-from lpes_eval.caches import with_cache as with_cache
+from lpes_eval.caches import Stamp, cache_of, with_cache  # noqa: F401
 from lpes_eval.decoder import Decoder, find_decoder
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import Factors, carried, carry, parse
@@ -62,9 +57,8 @@ def apply(model: nn.Module, factors: Given = None) -> None:
     Raises ``FactorsError`` (factors that cannot be read, or for another number of layers), ``UnsupportedModel`` with
     the reason, or ``UserError`` where another method (``lpes_eval.methods``) is in the model.
 
-    A deep copy of the model, or one that was saved whole and loaded, has the same factors, on its own. While factors
-    are in force, a key-value cache that was filled under other factors, or none, is refused (``CacheError``). Unseen
-    are a cache given to a model without factors, a static cache and a tensor that changes its values under
+    While factors are in force, a key-value cache that was filled under others, or none, is refused (``CacheError``).
+    Unseen are a cache given to a model without factors, a static cache and a tensor that changes its values under
     ``torch.compile``, and a continuous batching that runs while factors change.
     """
     decoder, parsed, values = resolve(model, factors)
@@ -87,7 +81,7 @@ def apply(model: nn.Module, factors: Given = None) -> None:
 
 
 def resolve(model: nn.Module, factors: Given = None) -> tuple[Decoder, Factors, tuple[float, ...]]:
-    """Where factors go in a model, which may be without weights; what they say; one number a layer. As ``apply``."""
+    """Where factors go in a model, which may be without weights; what they say; one number a layer."""
     decoder = find_decoder(model)
     if isinstance(factors, Tensor) and factors.dim() != 1:
         raise FactorsError(f"factors: a tensor of shape {tuple(factors.shape)}; expected one number a layer")
@@ -103,7 +97,7 @@ def resolve(model: nn.Module, factors: Given = None) -> tuple[Decoder, Factors, 
 def remove(model: nn.Module) -> None:
     """Undo ``apply`` exactly: no attribute or changed number is left, nor what the model's folder carried."""
     if (destroy := getattr(model, "destroy_cached_continuous_batching_manager", None)) is not None:
-        destroy()  # with its blocks of keys, which are rotated already
+        destroy()  # with its rotated keys
     if applied(model) is not None:
         carry(getattr(model, "config", None), None)
     for module in model.modules():
@@ -132,9 +126,6 @@ def method_in(model: nn.Module) -> str | None:
 
 def _attribute(name: str, model: nn.Module) -> Any:
     return next((vars(module)[name] for module in model.modules() if name in vars(module)), None)
-
-
-# -- the changed modules ---------------------------------------------------------------------------------------------
 
 
 class _Changed:
@@ -198,7 +189,7 @@ class _Rotary(_Changed):
         divisors = state.divisors_on(call["x"].device)
         if number is not None:
             return one_table(rotary, call, divisors, state.owners[number])
-        keep = fixed and not state.follows_a_tensor and not torch.compiler.is_compiling()
+        keep = fixed and state.tensor is None and not torch.compiler.is_compiling()
         return all_tables(rotary, call, divisors, state.owners, keep)
 
 
@@ -220,34 +211,26 @@ class _LayerFactors:
     def __init__(
         self, owners: tuple[int, ...], values: tuple[float, ...], tensor: Tensor | None, origin: Mapping[str, Any]
     ) -> None:
-        self.owners, self._values, self._tensor, self.origin = owners, values, tensor, origin
+        self.owners, self._values, self.tensor, self.origin = owners, values, tensor, origin
         self._divisors = torch.tensor(values, dtype=torch.float32)
-        self.stamp = self._new_stamp()
-
-    def _new_stamp(self) -> Stamp:
-        return Stamp("were not rotated under the layer factors now in force", self.factors)
-
-    @property
-    def follows_a_tensor(self) -> bool:
-        """Whether the factors may be others at the next forward."""
-        return self._tensor is not None
+        self.stamp = Stamp("were not rotated under the layer factors now in force", self.factors)
 
     @property
     def factors(self) -> tuple[float, ...]:
         """The factors as they are now, one a layer."""
-        return self._values if self._tensor is None else tuple(self._tensor.tolist())
+        return self._values if self.tensor is None else tuple(self.tensor.tolist())
 
     def divisors_on(self, device: torch.device) -> Tensor:
         """The factors, (layers,), kept on the device that was asked for last, as a GPU waits for a copy."""
-        if self._tensor is not None:
-            return self._tensor.to(device, torch.float32)
+        if self.tensor is not None:
+            return self.tensor.to(device, torch.float32)
         if self._divisors.device != device:
             self._divisors = self._divisors.to(device)
         return self._divisors
 
     def check(self, caches: list[Cache]) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; stamp it."""
-        if self._tensor is not None and not torch.compiler.is_compiling():  # which knows no tensor's values
-            self.stamp = self._new_stamp()
+        if self.tensor is not None and not torch.compiler.is_compiling():  # which knows no tensor's values
+            self.stamp = Stamp(self.stamp.keys_of_others, self.factors)
         for cache in caches:
             self.stamp.check(cache)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 ROWS = 1 << 14
-"""Tables of all layers are made at once, and kept, up to this many rows (layers times positions: 16 MiB of float32 in
-heads of 128); longer ones one by one as the layers ask for them, so that a long prompt never holds more than one."""
+"""Layers times positions (16 MiB of float32 in heads of 128) up to which all layers' tables are made at once, and kept;
+beyond, a layer at a time."""
 BLOCK = 256
 """Positions are tabulated in multiples of this."""
 KEPT = "_kept_tables"
@@ -64,12 +64,11 @@ def divided(ids: Tensor, divisors: Tensor) -> Tensor:
 
 
 def ask(rotary: nn.Module, call: dict[str, Any], position_ids: Tensor) -> Any:
-    """What a rotary module answers to the ``call``, by name, at other positions.
+    """What a rotary module answers to the ``call``, by name, at other positions; gradients flow.
 
-    Its forward is called undecorated, so that the dynamic kinds keep the frequencies that they have chosen by the
-    true length, and that gradients flow. Of ``x`` only its dtype and device count.
+    Its forward is called undecorated: the dynamic kinds keep the frequencies that they have chosen by the true length.
     """
-    other = call | {"x": call["x"].new_empty(0), "position_ids": position_ids}
+    other = call | {"x": call["x"].new_empty(0), "position_ids": position_ids}  # of x its dtype and device count
     return inspect.unwrap(type(rotary).forward)(rotary, **other)
 
 
@@ -128,7 +127,7 @@ def _kept(rotary: Any, call: dict[str, Any], divisors: Tensor) -> list[Any] | No
 class _Block:
     """Cosines and sines of each layer in turn, ``rows`` (2 * layers, positions, d), from position ``first`` on.
 
-    There are none where the module answers in another form, or the positions are too many or below 0.
+    None where the module answers in another form, or the positions are too many or below 0.
     """
 
     def __init__(self, rotary: Any, call: dict[str, Any], divisors: Tensor, low: int, high: int) -> None:

@@ -6,8 +6,6 @@
 Plain transformers loads the same folder as the plain model, until ``lpes_eval.apply(model)``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,8 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
 def load_model(name: str | Path, **options: Any) -> PreTrainedModel:
     """Load a causal language model, with the factors that its folder carries in force.
 
-    ``name`` is a folder, a name on the Hub, or ``reference`` or ``reference-kv``; the options are those of
-    ``from_pretrained``. ``FactorsError`` comes before any weight is loaded.
+    ``name`` is a folder, a name on the Hub, ``reference`` or ``reference-kv``; the options are ``from_pretrained``'s.
+    ``FactorsError`` comes before any weight is loaded.
     """
     name = reference.folder(name)
     config = options.get("config")

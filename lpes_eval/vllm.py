@@ -3,11 +3,8 @@
     >>> vllm.LLM("folder")                                                  # of lpes_eval.save, which carries factors
     >>> vllm.LLM("model", hf_overrides={"lpes_factors": "factors.json"})    # or a list, a number, an object
 
-Every layer's rotary module, which vLLM shares between them, is replaced by a copy whose table has the layer's
-frequencies divided by its factor (Eq. 2). Tried with vLLM 0.32 on a CPU, eager and compiled.
+Every layer gets a copy of the rotary module, whose frequencies are divided by its factor (Eq. 2). Tried with vLLM 0.32.
 """
-
-from __future__ import annotations
 
 import copy
 import functools
@@ -59,14 +56,14 @@ def apply(model: nn.Module, factors: Factors, config: Any) -> None:
     if getattr(config, "num_kv_shared_layers", None):
         raise UnsupportedModel(f"{type(model).__name__}: has layers that share keys, which rotate once")
     for h, attention in attentions:
-        attention.rotary_emb = scaled(attention.rotary_emb, values[h])
+        shared, attention.rotary_emb = attention.rotary_emb, copy.deepcopy(attention.rotary_emb)
+        attention.rotary_emb.register_buffer("cos_sin_cache", table(shared, values[h]), persistent=False)
 
 
 class Worker:
     """What vLLM's workers learn by ``worker_extension_cls="lpes_eval.vllm.Worker"``: other factors while they run.
 
-    The model has to have factors from the start (``hf_overrides={"lpes_factors": 1}`` changes nothing else). The caller
-    resets the prefix cache (``LLM.reset_prefix_cache``): keys in it are rotated already.
+    The caller resets the prefix cache (``LLM.reset_prefix_cache``): keys in it are rotated already.
     """
 
     def set_lpes_factors(self, factors: Sequence[float]) -> None:
@@ -94,19 +91,12 @@ def rotating(model: nn.Module) -> list[tuple[int, Any]]:
     return found.popitem()[1]
 
 
-def scaled(rotary: Any, factor: float) -> Any:
-    """A copy of a rotary module that rotates at positions divided by ``factor``."""
-    own = copy.deepcopy(rotary)
-    own.register_buffer("cos_sin_cache", table(rotary, factor), persistent=False)
-    return own
-
-
 def table(rotary: Any, factor: float) -> Tensor:
     """A rotary module's cosines and sines with its frequencies divided by ``factor``."""
     kind: Any = type(rotary)
     if kind.__name__ not in KINDS or not kind.__module__.startswith("vllm."):
-        known = ", ".join(KINDS)
-        raise UnsupportedModel(f"{kind.__name__}: layer factors were not tried with it in vLLM; it takes {known}")
+        found = f"{kind.__name__}: layer factors were not tried with it in vLLM"
+        raise UnsupportedModel(f"{found}; it takes {', '.join(KINDS)}")
     rotary._compute_inv_freq = lambda base: kind._compute_inv_freq(rotary, base) / factor
     try:
         return rotary._compute_cos_sin_cache().to(rotary.cos_sin_cache)

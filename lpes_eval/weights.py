@@ -1,7 +1,5 @@
 """What tells a model's weights from others: a hash that goes with factors and into the key of ``--use_cache``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -13,8 +11,7 @@ from torch import nn
 from lpes_eval.errors import plain
 from lpes_eval.factors import Factors
 
-SAMPLED = 1024
-"""Values of each weight that are hashed: evenly spaced, so that a large model takes no longer."""
+SAMPLED = 1024  # values of each weight that are hashed
 
 logger = logging.getLogger(__name__)
 

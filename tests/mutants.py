@@ -96,8 +96,8 @@ MUTANTS = {
     ),
     "in vLLM, too, layer h has factor h": Mutant(
         "lpes_eval/vllm.py",
-        "scaled(attention.rotary_emb, values[h])",
-        "scaled(attention.rotary_emb, values[h - 1])",
+        "table(shared, values[h])",
+        "table(shared, values[h - 1])",
         ("tests/test_vllm_layers.py",),
     ),
     "the key of --use_cache knows the model's weights": Mutant(

@@ -27,17 +27,14 @@ def results(tmp_path):
     return Results(tmp_path / "results.jsonl")
 
 
-def cells(table, label):
-    (line,) = [line for line in table.splitlines() if line.startswith(f"| {label} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def test_a_row_has_mean_interval_worst_and_a_gain_paired_by_question(results):
     rng = np.random.default_rng(3)
     plain, ours = rng.random((40, 3)) < 0.4, rng.random((40, 3)) < [0.9, 0.6, 0.8]
     keep(results, PLAIN, plain)
     keep(results, OURS, ours)
-    _, n, *at, mean, worst, gain, command = cells(Results(results.store).table([[PLAIN, OURS]]), "layer factors")
+    line = Results(results.store).table([[PLAIN, OURS]]).splitlines()[-1]
+    label, n, *at, mean, worst, gain, command = (cell.strip() for cell in line.strip("|").split("|"))
+    assert label == "layer factors"
     assert (n, command) == ("40", f"`{OURS.command}`")
     assert at == [f"{100 * share:.1f}" for share in ours.mean(0)]
     assert worst == f"{100 * ours.mean(0).min():.1f}"

@@ -8,8 +8,6 @@
 A question under some factors is a line of JSON in ``--out``; what is there is not measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time
@@ -83,7 +81,6 @@ def record(args: argparse.Namespace, size: int) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real", description=__doc__, formatter_class=form)
     add = parser.add_argument

@@ -3,8 +3,6 @@
 python -m benchmarks.real.page            write the tables between the page's markers, and the pictures
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,11 +11,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.pages import filled
 from benchmarks.real import POSITIONS
+from lpes_eval.compare.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/real/results"
@@ -27,8 +27,11 @@ Values = NDArray[np.float64]
 COLORS = ("#595959", "#0072b2", "#d55e00")
 SIZES = {"kv_retrieval": "records", "mdqa_pos": "documents"}
 MODELS = {"smollm2": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
+AT = [f"{position:g} %" for position in POSITIONS]
 SEARCHED = "13-14:0.5"
-"""What the default search ended with on SmolLM2 (kv_retrieval, 12 records)."""
+"""What the default search ended with on ``DRAWN``."""
+DRAWN = ("smollm2", "kv_retrieval", 12, False, False)
+"""The lines that the pictures show, as ``read`` has them."""
 
 
 def read(kind: str) -> dict[tuple[str, str, int, bool, bool], dict[str, dict[int, dict[str, Any]]]]:
@@ -55,59 +58,56 @@ def interval(values: Values) -> tuple[float, float, float]:
     return means.mean(), means.mean() - half, means.mean() + half
 
 
-def metric(line: dict[str, Any]) -> str:
+def metric(lines: dict[int, dict[str, Any]]) -> str:
     """What of a line is its accuracy: the decoded answer's score, or else whether greedy decoding gives the gold."""
-    return "score" if "score" in line else "exact"
+    return "score" if "score" in next(iter(lines.values())) else "exact"
+
+
+def title(model: str, task: str, size: int, chat: bool) -> str:
+    return f"{MODELS[model]}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
 
 
 def compared() -> str:
     """Accuracy by position of each set of factors, and what it gains over the plain model on the same questions."""
-    rows = ["| model, task | factors | n | " + " | ".join(f"{p:g} %" for p in POSITIONS) + " | mean | gain |"]
-    rows.append("| :-- | :-- | --: |" + " --: |" * (len(POSITIONS) + 2))
-    for (model, task, size, chat, decoded), by_factors in read("held_out").items():
+    rows = []
+    for (*group, decoded), by_factors in read("held_out").items():
         for name, lines in by_factors.items():
-            numbers = sorted(lines.keys() & by_factors["plain"].keys())
-            of = metric(lines[numbers[0]])
-            values, plain = table(lines, of, numbers) * 100, table(by_factors["plain"], of, numbers) * 100
-            cells = [f"{value:.1f}" for value in values.mean(0)] + [f"{values.mean():.1f}"]
+            numbers, of = sorted(lines.keys() & by_factors["plain"].keys()), metric(lines)
+            values, plain = (100 * table(side, of, numbers) for side in (lines, by_factors["plain"]))
             gain = "" if name == "plain" else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(values - plain))
-            title = f"{MODELS[model]}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
-            title += ", decoded" if decoded and task == "kv_retrieval" else ""
-            rows.append(f"| {title} | {name} | {len(numbers)} | " + " | ".join(cells) + f" | {gain} |")
-    return "\n".join(rows)
+            first = title(*group) + (", decoded" if decoded and "kv_retrieval" in group else "")
+            cells = [f"{value:.1f}" for value in (*values.mean(0), values.mean())]
+            rows.append([first, name, str(len(numbers)), *cells, gain])
+    return markdown_table(["model, task", "factors", "n", *AT, "mean", "gain"], rows)
 
 
 def mapped() -> str:
     """Accuracy of the plain model, and the likelihood of the gold answer, by position and length."""
-    rows = ["| model, task | n | " + " | ".join(f"{p:g} %" for p in POSITIONS) + " | mean |"]
-    rows.append("| :-- | --: |" + " --: |" * (len(POSITIONS) + 1))
-    for (model, task, size, chat, _), by_factors in read("map").items():
+    rows = []
+    for (*group, _), by_factors in read("map").items():
         lines = by_factors["plain"]
-        accuracy = table(lines, metric(next(iter(lines.values())))) * 100
-        likelihood = table(lines, "ll")
+        accuracy, likelihood = 100 * table(lines, metric(lines)), table(lines, "ll")
         cells = [f"{a:.0f} ({b:.2f})" for a, b in zip(accuracy.mean(0), likelihood.mean(0), strict=True)]
-        mean, low, high = interval(accuracy)
-        title = f"{MODELS[model]}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
-        rows.append(f"| {title} | {len(lines)} | " + " | ".join(cells) + f" | {mean:.0f} [{low:.0f}, {high:.0f}] |")
-    return "\n".join(rows)
+        mean = "{:.0f} [{:.0f}, {:.0f}]".format(*interval(accuracy))
+        rows.append([title(*group), str(len(lines)), *cells, mean])
+    return markdown_table(["model, task", "n", *AT, "mean"], rows)
 
 
-def draw_positions(names: dict[str, str], model: str, task: str, size: int, path: Path) -> None:
+def draw_positions(names: dict[str, str]) -> Figure:
     """Accuracy by position under the factors that ``names`` gives titles, with 95 % intervals."""
-    by_factors = read("held_out")[model, task, size, False, False]
+    by_factors = read("held_out")[DRAWN]
     figure, axes = pyplot.subplots(figsize=(5.2, 3.1), layout="constrained")
-    for (name, title), color, marker in zip(names.items(), COLORS, "so^", strict=False):
-        values = table(by_factors[name], metric(next(iter(by_factors[name].values())))) * 100
+    for (name, label), color, marker in zip(names.items(), COLORS, "so^", strict=False):
+        values = table(by_factors[name], metric(by_factors[name])) * 100
         half = stats.t.ppf(0.975, len(values) - 1) * values.std(0, ddof=1) / len(values) ** 0.5
-        axes.errorbar(POSITIONS, values.mean(0), half, label=title, color=color, marker=marker, capsize=2, lw=1.5)
+        axes.errorbar(POSITIONS, values.mean(0), half, label=label, color=color, marker=marker, capsize=2, lw=1.5)
     axes.set(xlabel="position of the gold record, %", ylabel="accuracy, %", xticks=POSITIONS, ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=200)
-    pyplot.close(figure)
+    return figure
 
 
-def draw_map(path: Path) -> None:
+def draw_map() -> Figure:
     """Log-likelihood of the gold answer by position and length, one panel a model and task."""
     panels: dict[tuple[str, str], dict[int, Values]] = defaultdict(dict)
     for (model, task, size, chat, _), by_factors in read("map").items():
@@ -119,20 +119,18 @@ def draw_map(path: Path) -> None:
         values = np.array([rows[size] for size in sizes])
         axes.imshow(values, cmap="viridis", aspect="auto")
         for (row, column), value in np.ndenumerate(values):
-            bright = value > values.min() + 0.6 * np.ptp(values)
-            color = "black" if bright else "white"
+            color = "black" if value > values.min() + 0.6 * np.ptp(values) else "white"
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
         axes.set_xticks(range(len(POSITIONS)), [f"{p:g}" for p in POSITIONS])
         axes.set_yticks(range(len(sizes)), [str(size) for size in sizes])
         axes.set_title(f"{MODELS[model]}, {task}", fontsize=9)
         axes.set(xlabel="gold position, %", ylabel=SIZES[task])
-    figure.savefig(path, dpi=200)
-    pyplot.close(figure)
+    return figure
 
 
-def draw_layers(model: str, task: str, size: int, path: Path) -> None:
+def draw_layers() -> Figure:
     """What one layer's factor changes in the log-likelihood of the gold answer: a layer a column, a factor a row."""
-    by_factors = read("record")[model, task, size, False, False]
+    by_factors = read("record")[DRAWN]
     plain = by_factors["plain"]
     cells: dict[tuple[float, int], float] = {}
     for name, lines in by_factors.items():
@@ -148,19 +146,17 @@ def draw_layers(model: str, task: str, size: int, path: Path) -> None:
     axes.set_yticks(range(len(factors)), [f"{f:g}" for f in factors])
     axes.set(xlabel="layer", ylabel="its factor")
     figure.colorbar(image, label="change of log-likelihood\na token", extend="both")
-    figure.savefig(path, dpi=200)
-    pyplot.close(figure)
+    return figure
 
 
 def main() -> None:
-    """Write the page's tables and the pictures."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     texts = {"real_map": mapped(), "real_held_out": compared()}
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), texts), encoding="utf-8")
-    draw_map(PICTURES / "map.png")
-    draw_layers("smollm2", "kv_retrieval", 12, PICTURES / "layers.png")
     names = {"plain": "plain", "all:0.95": "one factor for all layers, 0.95", SEARCHED: "layer factors of the search"}
-    draw_positions(names, "smollm2", "kv_retrieval", 12, PICTURES / "positions.png")
+    figures = {"map": draw_map(), "layers": draw_layers(), "positions": draw_positions(names)}
+    for name, figure in figures.items():
+        figure.savefig(PICTURES / f"{name}.png", dpi=200)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,4 @@
-"""What answers a model's requests: set these factors, answer these requests.
-
-An evaluation knows no more of a model than that. ``exact`` answers greedy requests fast, ``harness`` is lm-eval's own
-loop, for everything, and ``vllm`` has vLLM answer.
-"""
-
-from __future__ import annotations
+"""Set these factors, answer these requests: ``exact`` greedy ones fast, ``harness`` by lm-eval's loop, ``vllm``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

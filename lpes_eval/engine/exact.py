@@ -1,11 +1,8 @@
 """The answers that ``HFLM.generate_until`` would give at batch size 1, in less time.
 
-Prompts are sorted, what one shares with the one before is copied instead of computed, all answers are decoded together,
-and tokens that stand earlier in the text are tried as drafts, which count only where the model itself would have
-written them. Sums are rounded in another order, so a tie between two tokens, to the last bits, may fall otherwise.
+What a prompt shares with the one before is copied instead of computed, all answers are decoded together, and tokens
+that stand earlier in the text are tried as drafts. Sums are rounded in another order, so a tie may fall otherwise.
 """
-
-from __future__ import annotations
 
 import contextlib
 import itertools
@@ -99,7 +96,7 @@ class ExactEngine(HarnessEngine):
         self._prompts = [self._prepare(*request.args) for request in requests]
         self.prompt_tokens = sum(len(prompt.tokens) for prompt in self._prompts)
         self.prompts_per_batch, self.tokens_per_batch = prompts_per_batch or len(self._prompts), tokens_per_batch
-        self._settled: Settled | None = None
+        self._settled: Settled = None
 
     def _prepare(self, context: str, arguments: dict[str, Any]) -> Prompt:
         options = normalize_gen_kwargs(arguments, self.lm.max_gen_toks)
@@ -109,13 +106,11 @@ class ExactEngine(HarnessEngine):
         stops = {text: len(tokens_of(text, add_special_tokens=False)) + 2 for text in until}  # MultiTokenEOSCriteria
         return Prompt(fitted(self.lm, context, arguments)[0], stops, options["max_gen_toks"])
 
-    def answer(
-        self, order: Order | None = None, may_stop: bool = False, settled: Settled | None = None
-    ) -> Iterator[Answers]:
+    def answer(self, order: Order = None, may_stop: bool = False, settled: Settled = None) -> Iterator[Answers]:
         """As lm-eval's own loop; without an order the longest first, so that memory runs out early or never."""
         self._settled = settled
         waiting = self._families() if order is None else [list(numbers) for numbers in order]
-        looks = LOOKS if may_stop and self._on_cpu else 1  # on a GPU a small batch takes nearly as long as a large one
+        looks = LOOKS if may_stop and self._on_cpu else 1  # a GPU gains nothing by it
         most = math.ceil(sum(map(len, waiting)) / looks)
         self.tokens_per_batch = self.tokens_per_batch or self._tokens_in_memory()
         while waiting:
@@ -173,7 +168,7 @@ class ExactEngine(HarnessEngine):
         """Each prompt's answer, with the token that ended it."""
         cache = KVCache(self.model.config, len(numbers), self._columns(numbers) + END + DRAFT)
         rows = [Row(i, self._prompts[i], list(self._prompts[i].tokens)) for i in numbers]
-        rows.sort(key=lambda row: row.tokens)  # each prompt stands behind the one with which it shares most
+        rows.sort(key=lambda row: row.tokens)  # each behind the one with which it shares most
         answers: dict[int, list[int]] = {}
         with torch.inference_mode(), self._precision(), masked_attention_of_groups(self._on_cpu):
             # 1) Of each prompt, run what it does not share with the one before, but for the end

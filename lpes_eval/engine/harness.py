@@ -1,7 +1,5 @@
 """lm-eval's own loop as an engine: for whatever ``lpes_eval.engine.exact`` cannot answer exactly."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -20,9 +18,9 @@ from lpes_eval.engine.limits import is_cut, no_number
 
 AT_ONCE = 48
 """Requests between two looks at the answers, where an individual may be given up early."""
-Order = Sequence[Sequence[int]]  # requests by number: some together, then the next
+Order = Sequence[Sequence[int]] | None  # requests by number: some together, then the next
 Answers = dict[int, list[Any]]  # requests' responses, by number
-Settled = Callable[[int, str], bool]
+Settled = Callable[[int, str], bool] | None
 
 
 class HarnessEngine:
@@ -38,7 +36,7 @@ class HarnessEngine:
         self.num_layers = len(rope.find_decoder(lm.model).layers)
         self.cut = [is_cut(lm, request) for request in requests]  # whose prompt loses its beginning
         self.factors: tuple[float, ...] = ()  # those now in force, one a layer
-        self.unended: set[int] = set()  # requests whose last answer did not end by itself, but at its longest
+        self.unended: set[int] = set()  # requests whose last answer was cut
         self._batch_sizes: dict[int | None, int] = {}
 
     def fingerprint(self) -> dict[str, Any]:
@@ -63,10 +61,8 @@ class HarnessEngine:
         self.factors = tuple(factors)
         rope.apply(self.lm.model, factors)
 
-    def answer(
-        self, order: Order | None = None, may_stop: bool = False, settled: Settled | None = None
-    ) -> Iterator[Answers]:
-        """Answer some at a time; where the caller ``may_stop`` after any batch, smaller ones save work.
+    def answer(self, order: Order = None, may_stop: bool = False, settled: Settled = None) -> Iterator[Answers]:
+        """Answer in batches, smaller ones where the caller ``may_stop`` after any.
 
         ``settled(number, text)`` says whether an answer, as far as it is written, need not go on; an engine may ask it.
         """
@@ -103,7 +99,7 @@ class HarnessEngine:
             yield
             return
         detect, likelihoods = self.lm._detect_batch_size, self.lm._loglikelihood_tokens
-        fast, self.lm.fast = getattr(self.lm, "fast", False), False  # a model type of ours asks an engine otherwise
+        fast, self.lm.fast = getattr(self.lm, "fast", False), False  # or ours would ask an engine
 
         def once(requests: Sequence[Any] | None = None, pos: int = 0) -> int:
             length = len(requests[pos][1] + requests[pos][2]) if requests else None

@@ -1,7 +1,5 @@
 """The keys and values of a batch of prompts: a row each, in which the token at position p stands in column p."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -10,10 +8,9 @@ from transformers.cache_utils import DynamicCache
 
 
 class KVCache(DynamicCache):
-    """Keys and values of some rows and columns, in memory that is taken once and written in place.
+    """Keys and values, a tensor (rows, heads, columns, head dimension) each a layer, written in place.
 
-    A layer's keys, and its values, are a tensor (rows, heads, columns, head dimension). Rows have different lengths, so
-    a forward pass is preceded by ``place``, which says where its tokens stand, and has ``mask`` as its attention mask.
+    A forward pass is preceded by ``place``, which says where its tokens stand, and has ``mask`` as its attention mask.
     """
 
     def __init__(self, config: Any, rows: int, columns: int) -> None:
@@ -35,7 +32,7 @@ class KVCache(DynamicCache):
 
     def mask(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
         """What each token sees, (rows, 1, tokens, columns), by kind where layers differ: its row, or a window."""
-        if self.positions.shape[1] == self._end:  # from the first token on, in order, which the model masks itself
+        if self.positions.shape[1] == self._end:  # from the first token on
             return None
         masks = {}
         for kind, window in dict(zip(self._kinds, self._windows, strict=False)).items():
@@ -49,7 +46,7 @@ class KVCache(DynamicCache):
         """Store a layer's new keys and values, and return what its attention may see."""
         new = key_states, value_states
         if layer_idx not in self._held:
-            rows, columns = self._size  # zeros, as a hidden column counts 0 times its value, which must be a number
+            rows, columns = self._size  # zeros: what is hidden counts 0 times its value
             keys, values = (states.new_zeros(rows, states.shape[1], columns, states.shape[3]) for states in new)
             self._held[layer_idx] = keys, values
         for held, states in zip(self._held[layer_idx], new, strict=True):

@@ -1,7 +1,5 @@
 """What an engine has to know about a model before it answers: whether it can be exact, and which prompts do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

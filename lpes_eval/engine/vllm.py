@@ -1,10 +1,7 @@
 """vLLM as the engine that answers: factors are changed in the running engine, between individuals.
 
-Prompts, stops and the model's identity are those of the transformers model, which stays on the processor; vLLM loads
-the same weights once, for all evaluations of a search.
+Prompts and stops are those of the transformers model, which stays on the processor; vLLM loads the weights once.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,9 +50,7 @@ class VLLMEngine(ExactEngine):
         if not self._llm.reset_prefix_cache():
             raise UserError("vLLM did not reset its prefix cache, whose keys are rotated under other factors")
 
-    def answer(
-        self, order: Order | None = None, may_stop: bool = False, settled: Settled | None = None
-    ) -> Iterator[Answers]:
+    def answer(self, order: Order = None, may_stop: bool = False, settled: Settled = None) -> Iterator[Answers]:
         """Answer all at once, as a GPU takes nearly as long for a few of them."""
         from vllm import SamplingParams
 

@@ -1,11 +1,8 @@
 """How many tokens a benchmark's prompt may have, for the model that is being evaluated.
 
-lm-eval's Hugging Face models cut a prompt that is too long from the left, and with it the instruction and the first
-documents (lm-evaluation-harness, issue 3115). Here a prompt is fitted to the model, or refused with the numbers. Tokens
-are counted over the whole prompt as the model will see it: special tokens, chat template and all.
+lm-eval's Hugging Face models cut a prompt that is too long from the left (lm-evaluation-harness, issue 3115). Here it
+is fitted to the model, or refused. Tokens are those that the model will see: special tokens, chat template and all.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +23,7 @@ logger = logging.getLogger(__name__)
 class Budget:
     """A prompt may have at most ``tokens`` tokens; ``why`` says where the limit comes from, and the way out.
 
-    ``encode`` gives a string's token ids as the model will get them; ``offsets`` says where each token stands in it, in
-    characters.
+    ``encode`` gives a string's token ids as the model gets them; ``offsets`` where each token stands, in characters.
     """
 
     tokens: int
@@ -37,7 +33,7 @@ class Budget:
 
     def count(self, prompt: str) -> int:
         """How many tokens the model sees for ``prompt``."""
-        return len(self.encode(getattr(prompt, "prompt", prompt)))  # API models wrap a rendered chat in a named tuple
+        return len(self.encode(getattr(prompt, "prompt", prompt)))  # of API models a named tuple
 
     def fills(self, answer: str, new_tokens: int) -> bool:
         """Whether an answer was ended by the limit of ``new_tokens`` alone."""
@@ -57,10 +53,9 @@ class Budget:
         return PromptTooLong(f"{what}: {found} prompt tokens, at most {self.tokens} {self.why}")
 
     def longest_beginning(self, document: str, compose: Callable[[str], str], what: str) -> str:
-        """The longest beginning of ``document`` with which the prompt fits, cut between two tokens.
+        """The longest beginning of ``document`` with which the prompt, made of it by ``compose``, fits.
 
-        ``compose`` makes the whole prompt from a beginning of the document; ``what`` names the example in the error
-        (``PromptTooLong``) where not even a single token of the document has room.
+        ``PromptTooLong``, which says of ``what``, where not even a single token of the document has room.
         """
         if self.fits(compose(document)):
             return document
@@ -82,8 +77,7 @@ NO_LIMIT = Budget(0, "", encode=lambda prompt: ())
 def for_model(lm: Any, new_tokens: int, cap: int | None = None) -> Budget:
     """The budget of a prompt for ``lm``, one of lm-eval's model objects, beside an answer of up to ``new_tokens``.
 
-    ``cap`` is the most prompt tokens that the protocol allows. ``DataError``: the model has no tokenizer, or no known
-    window.
+    ``cap`` is the most prompt tokens that the protocol allows. ``DataError``: no tokenizer, or no known window.
     """
     if not isinstance(new_tokens, int) or new_tokens < 1:
         raise DataError(f"--gen_kwargs max_gen_toks={new_tokens}: expected a whole number, 1 or more")
@@ -162,8 +156,7 @@ def render(
 ) -> str:
     """A prompt as the model gets it: in its chat template, which makes text of a list of messages, or as plain text.
 
-    ``system`` is the benchmark's system message; where a template has none it opens the user's, as lm-eval would drop
-    it. ``system_instruction`` is lm-eval's own, which comes before everything.
+    ``system`` (in the user's message where a template has none) is the benchmark's, ``system_instruction`` lm-eval's.
     """
     if chat_template is None:
         return "\n\n".join(part for part in (system_instruction, system + user) if part)

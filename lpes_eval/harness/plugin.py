@@ -1,13 +1,10 @@
 """How the plain ``lm_eval`` command finds this package's models and tasks.
 
-lm-eval 0.4.13 looks for neither in other packages. So an ordinary or editable install puts a small hook into Python's
-start-up (``_lpes_eval_hook``, standard library only) that calls ``extend`` once one of two modules of ``lm_eval`` has
-been imported. ``LPES_EVAL_PLUGIN=0`` turns it off. ``follow_evaluations`` and ``separate_caches`` are patched in when
-our own modules are imported, with the hook or without it. Where another version of lm-eval breaks a part of ours, a
-line says so, and lm-eval goes on without it.
+lm-eval 0.4.13 looks for neither in other packages. So an install puts a small hook into Python's start-up
+(``_lpes_eval_hook``) that calls ``extend`` once one of two modules of ``lm_eval`` has been imported.
+``LPES_EVAL_PLUGIN=0`` turns it off. ``follow_evaluations`` and ``separate_caches`` are patched in by our own modules.
+Where another version of lm-eval breaks a part of ours, a line says so, and lm-eval goes on without it.
 """
-
-from __future__ import annotations
 
 import functools
 import logging
@@ -85,7 +82,7 @@ def _around(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 def extend_models(registry: ModuleType) -> None:
     """``lm_eval.api.registry``: add our model types, imported when they are used; a built-in of the same name wins."""
-    if hasattr(registry, "import_plugins"):  # lm-eval's main branch reads our entry points itself
+    if hasattr(registry, "import_plugins"):  # it reads our entry points itself
         return
     import lm_eval.models  # noqa: F401  (the built-in names, so that they come first)
 
@@ -95,10 +92,7 @@ def extend_models(registry: ModuleType) -> None:
 
 
 def extend_tasks(manager: ModuleType) -> None:
-    """``lm_eval.tasks.manager``: every ``TaskManager`` with the default tasks knows ours too.
-
-    Built-in tasks and those of ``--include_path`` win over ours; lm-eval warns of a name that is there twice.
-    """
+    """``lm_eval.tasks.manager``: every ``TaskManager`` with the default tasks knows ours too; others' names win."""
     build, defaults = manager.TaskIndex.build, Path(str(manager.__file__)).parent
 
     def build_with_ours(paths: Sequence[Path], **options: Any) -> dict[str, Any]:
@@ -131,10 +125,7 @@ def extend_tasks(manager: ModuleType) -> None:
 
 
 def _add_members(manager: Any) -> None:
-    """Let ``--tasks`` take the names and tags of the tasks that a group's YAML defines in place.
-
-    Such a member has ``task`` and ``class``. Names that the manager has already win.
-    """
+    """Let ``--tasks`` take names and tags of tasks that a group defines in place (``task``, ``class``); others win."""
     from lm_eval.tasks.manager import TaskIndex, load_yaml
 
     def in_place(group: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -175,7 +166,7 @@ def separate_caches() -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
         key: Any = getattr(lm, "cache_key", None)
         module: Any = getattr(lm, "model", None)
-        if key is None and hasattr(module, "modules"):  # of another model type, as hf, which may have factors in it
+        if key is None and hasattr(module, "modules"):  # such as hf, around a model with factors
             from lpes_eval import rope, weights
 
             if (factors := rope.applied(module)) is not None:
@@ -199,7 +190,7 @@ def _extend_command() -> None:
             _check_early(self)
         return original(self, *args, **options)
 
-    _around(EvaluatorConfig, "process_tasks", process_tasks)  # the command's first use of what it was given
+    _around(EvaluatorConfig, "process_tasks", process_tasks)  # which the command does first
 
 
 def _one_line(before: Callable[..., Any], kind: type[BaseException], error: BaseException, traceback: Any) -> None:
@@ -237,8 +228,7 @@ def check_examples(tasks: Sequence[str], arguments: Mapping[str, Any], metadata:
     manager.load(manager.match_tasks(list(tasks)))
 
 
-EXTENSIONS = {"lm_eval.api.registry": extend_models, "lm_eval.tasks.manager": extend_tasks}
-"""Module of lm-eval -> what to do once it is imported. The hook has the same names."""
+EXTENSIONS = {"lm_eval.api.registry": extend_models, "lm_eval.tasks.manager": extend_tasks}  # as the hook's MODULES
 
 
 def extend(module: ModuleType) -> None:

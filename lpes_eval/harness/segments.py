@@ -1,17 +1,12 @@
 """Prompts as labelled parts, so that a report can show them and an analysis can find their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a prompt, to the byte, and what it is (``instruction``, ``gold``, ``document 2``, ``question`` ...).
-
-    Of an item, the first ``begin`` and the last ``end`` characters belong to its place in the prompt.
-    """
+    """A part of a prompt, and what it is; of an item, ``begin`` and ``end`` characters belong to its place."""
 
     label: str
     text: str

@@ -1,7 +1,5 @@
 """What ``--metadata`` may say to this project's tasks: the names, and what each may be."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from typing import Any

@@ -62,7 +62,7 @@ class BenchmarkTask(ConfigurableTask):
 
     def build_all_requests(self, *, cache_requests: bool = False, **kwargs: Any) -> None:
         """Build all requests anew; raises ``UserError`` where it is not known which model is evaluated."""
-        if "rank" in kwargs:  # lm_eval.evaluate names it; who only looks at requests does not
+        if "rank" in kwargs:  # lm_eval.evaluate gives it; who only looks does not
             self.refuse_without_model()
         if cache_requests:
             logger.warning("%s: --cache_requests is not used, its key does not tell splits apart", self.config.task)
@@ -74,11 +74,10 @@ class BenchmarkTask(ConfigurableTask):
     def refuse_without_model(self) -> None:
         """Raise ``UserError`` where the model that is being evaluated is not known."""
         if current_lm() is None:
-            raise UserError(
-                f"{self.config.task}: lm_eval.evaluate was imported before this task, so it is not known what fits the "
-                "model, and prompts that are too long would silently be truncated; call lm_eval.simple_evaluate, or "
-                "evaluate inside lpes_eval.harness.plugin.evaluating(lm)"
-            )
+            way_out = "call lm_eval.simple_evaluate, or evaluate inside lpes_eval.harness.plugin.evaluating(lm)"
+            found = "lm_eval.evaluate was imported before this task, so it is not known what fits the model"
+            risk = "prompts that are too long would silently be truncated"
+            raise UserError(f"{self.config.task}: {found}, and {risk}; {way_out}")
 
     def construct_requests(self, doc: dict, ctx: str | list[str], **kwargs: Any) -> list[Instance] | Instance:
         """One request a prompt; raises ``PromptTooLong`` where lm-eval would cut it."""
@@ -114,13 +113,11 @@ class PositionTask(BenchmarkTask):
     """A benchmark by position: a question is one example, its positions are the example's requests.
 
     The results hold ``METRIC@P`` for every position P in percent, ``METRIC``, their mean, and ``METRIC_worst`` and
-    ``METRIC_spread`` (best minus worst position). An example is a question, so lm-eval's standard error of ``METRIC``
-    is clustered by question; those of worst and spread come from a bootstrap that draws questions. ``STRICT``, where a
-    task has it, and ``unended`` are there at every position and in the mean.
+    ``METRIC_spread`` (best minus worst position); of ``STRICT``, where a task has it, and ``unended`` no such two.
+    lm-eval's standard error is clustered by question; those of worst and spread come from a bootstrap of questions.
 
     A subclass defines ``load``; ``METRIC``; ``SIZE``, the setting that says how many items its contexts have;
-    ``example``, which makes of a row what has ``segments(position)`` and ``target(position)``; and ``metric``, an
-    answer's score by its target.
+    ``example``, which makes of a row what has ``segments`` and ``target`` at a position; and ``metric``, a score.
     """
 
     METRIC: str
@@ -163,8 +160,8 @@ class PositionTask(BenchmarkTask):
         """Positions with the same gold item as an earlier one -> the first such position."""
         if items:
             first: dict[int, float] = {}
-            same = {position: first.setdefault(gold_index(position, items), position) for position in self.positions}
-            self.left_out = {position: other for position, other in same.items() if position != other}
+            same = {p: first.setdefault(gold_index(p, items), p) for p in self.positions}
+            self.left_out = {p: other for p, other in same.items() if p != other}
             self.positions = [position for position in self.positions if position not in self.left_out]
         if self.left_out:
             named = ", ".join(f"{p:g}" for p in self.left_out)
@@ -257,14 +254,10 @@ def gold_index(position: float, num_items: int) -> int:
 
 
 class ExamTask(BenchmarkTask):
-    """A benchmark with prompts of its own, without examples before them, and up to 512 tokens of answer.
-
-    A subclass defines ``load``, ``prompts``, ``doc_to_text`` (the whole prompt, whatever fits) and ``scores``.
-    """
+    """A benchmark without examples, 512 tokens an answer: ``load``, ``prompts``, ``doc_to_text`` and ``scores``."""
 
     prompts: Callable[[dict, Callable[..., str], bool], str | list[str]]
-    """Of a row, of what makes the prompt of a user's message and the system's, and of whether there is a chat template:
-    the prompt as the model gets it, or several, each a request of its own."""
+    """Of a row, of what renders a message, and of whether there is a chat template: the prompt, or several."""
 
     def __init__(self, config: dict[str, Any], metrics: Mapping[str, Any]) -> None:
         generation = {"until": [], "do_sample": False, "max_gen_toks": 512}

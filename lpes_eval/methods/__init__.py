@@ -1,14 +1,11 @@
 """The methods: layer factors and what they are compared with, one file or folder each.
 
-The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model type NAME. Its class, ``Method``, is a
-:class:`lpes_eval.methods.base.MethodLM`. A new file here is a new method: whoever lists methods asks ``names()``.
+The module ``lpes_eval.methods.NAME`` is the method NAME and lm-eval's model type NAME; its class is ``Method``.
 
     >>> method = methods.load("ms_poe").apply(model, max=2)
     >>> model.generate(**inputs)
     >>> method.detach()                                  # bit for bit the plain model again
 """
-
-from __future__ import annotations
 
 import pkgutil
 from importlib import import_module

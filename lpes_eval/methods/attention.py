@@ -1,7 +1,5 @@
 """One layer's attention, as a method that computes it itself is handed it (``lpes_eval.methods.interception``)."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +44,7 @@ class Call:
     Attributes:
         partial: whether the layer rotates the leading entries of a head alone, as many as its table has.
         given: what the ``module`` was called with, by name.
+        held: positions in the cache before these.
         state: for what the method wants to remember about this layer as long as the cache lives.
         query: (B, H, T, D), un-rotated and of the new tokens alone, as ``key`` (B, H_kv, T, D) and ``value``.
         mask: as the model made it for its own implementation, over cached and new keys; None is causal.
@@ -58,6 +57,7 @@ class Call:
     given: dict[str, Any]
     table: Table
     cache: NewAlone | None
+    held: int
     state: dict[str, Any]
     query: Tensor
     key: Tensor

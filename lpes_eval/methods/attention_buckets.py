@@ -3,13 +3,9 @@
 lm_eval --model attention_buckets --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
 Each base gives a distribution p_j over the next token; the prediction is ``sum_j a_j p_j`` with weights by confidence,
-``a_j = softmax_j(max_v logits_j(v))``: the softmax over the bases of each one's highest logit. docs/methods.md says
-what comes from where.
-
-Every row of the input becomes N rows of one batch, each with cosines and sines of its own base and a row of the cache.
+``a_j = softmax_j(max_v logits_j(v))``: the softmax over the bases of each one's highest logit. Every row of the input
+becomes N rows of one batch, each with tables of its own base. docs/methods.md says what comes from where.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
@@ -37,11 +33,9 @@ ROWS = {"input_ids": 0, "inputs_embeds": 0, "attention_mask": 0, "token_type_ids
 class Buckets(InModel):
     """Attention Buckets inside a model with default rotary embeddings.
 
+    ``bases`` are a list or ``10000:17500:25000``; None: the paper's seven, times the model's own base / 10000.
     What its forward returns as ``logits`` are logarithms of the combined probabilities, float32 (with one base, the
     model's own logits). Everything else that it returns has N rows for each row of the input, base by base.
-
-    Attributes:
-        bases: as a list or ``10000:17500:25000``; None: the paper's seven, times the model's own base / 10000.
     """
 
     bases: Any = None

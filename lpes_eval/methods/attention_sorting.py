@@ -2,11 +2,9 @@
 
 lm_eval --model attention_sorting --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks mdqa_pos
 
-A round reads the prompt and sums up what its last token pays to each document, a mean over heads and layers; the
-document with the most goes next to the question. docs/methods.md says what was decided here.
+A round sums up what the prompt's last token pays to each document, a mean over heads and layers; the one with the most
+goes next to the question. docs/methods.md says what was decided here.
 """
-
-from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
@@ -51,7 +49,7 @@ class AttentionSorting(DocumentsLM):
         """Sort the documents of every prompt, and answer what comes of it."""
         bar = tqdm(requests, disable=disable_tqdm or self.rank != 0, desc="Sorting documents")
         changed = [self.sort(request) for request in bar]
-        hook: CacheHook = self.cache_hook  # type: ignore[has-type]  # answers are kept under the prompts as they came
+        hook: CacheHook = self.cache_hook  # type: ignore[has-type]  # kept under the prompts as they came
         self.cache_hook = CacheHook(None)
         try:
             answers = super().generate_until(changed, disable_tqdm)
@@ -65,21 +63,18 @@ class AttentionSorting(DocumentsLM):
         """A copy of a request with its documents sorted."""
         before, segments, after = self.parts(request)
         for _ in range(self.method.rounds):
-            attention = self._attention(before + join(segments) + after, segments, len(before))
-            order = sorted(range(len(attention)), key=attention.__getitem__)  # stable: of equals the first stays first
+            ids, starts = located(self, before + join(segments) + after)
+            (by_layer,) = weights(self.model, [*ids, ids[-1]], 1)  # the answer's first token is not read
+            mean = torch.stack([weight.float().mean(0).cpu() for weight in by_layer.values()]).mean(0)
+            places = torch.tensor(items_of(starts, segments, len(before)))
+            attention = [mean[places == item].sum().item() for item in range(len(segments) - 2)]
+            order = sorted(range(len(attention)), key=attention.__getitem__)  # stable
             if order == [*range(len(order))]:
                 break
             segments = reordered(segments, order)
         changed = copy.copy(request)
         changed.arguments = before + join(segments) + after, request.args[1]
         return changed
-
-    def _attention(self, context: str, segments: Sequence[Segment], before: int) -> list[float]:
-        ids, starts = located(self, context)
-        (by_layer,) = weights(self.model, [*ids, ids[-1]], 1)  # the answer's first token is not read
-        mean = torch.stack([weight.float().mean(0).cpu() for weight in by_layer.values()]).mean(0)
-        places = torch.tensor(items_of(starts, segments, before))
-        return [mean[places == item].sum().item() for item in range(len(segments) - 2)]
 
 
 def reordered(segments: Sequence[Segment], order: Sequence[int]) -> list[Segment]:

@@ -1,7 +1,5 @@
 """What the methods share: settings that read themselves, a place in a model, and lm-eval's ``hf`` around it."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os
@@ -25,12 +23,9 @@ separate_caches()
 
 
 class InModel:
-    """A method inside a model; a subclass is a dataclass whose fields are the method's settings.
+    """A method inside a model; a subclass is a dataclass of its settings, read in ``__post_init__`` (``UserError``)."""
 
-    Its ``__post_init__`` reads the settings as a user may write them and raises ``UserError`` for what makes no sense.
-    """
-
-    plain = False  # whether it leaves every model as it is, so that any model will do
+    plain = False  # whether it leaves every model as it is
 
     def read(self, config: Any) -> None:
         """Take over what the model's configuration says of the method."""
@@ -53,14 +48,12 @@ class MethodLM(HFLM):
     """``hf`` with a method in the model; its arguments are those of ``hf`` and the fields of ``Inside``.
 
     Args:
-        pretrained: as for ``hf``. Left out, or ``reference``: the model that is shipped with this package;
-            ``reference-kv`` is the smaller one.
+        pretrained: as for ``hf``; left out, or ``reference``: the shipped model; ``reference-kv`` is the smaller one.
         fast: whether greedy answers come from ``lpes_eval.engine`` where it gives those of ``hf`` at batch size 1.
         **kwargs: the method's settings, and what else ``hf`` takes. For the engine a ``batch_size`` of 2 or more is the
             most prompts at once; with ``auto`` and 1, lm-eval's default, memory alone decides.
 
-    Raises:
-        UserError: as ``InModel.put``, where possible before any weight is loaded; or an argument that cannot be.
+    ``UserError`` as ``InModel.put``, where possible before any weight is loaded; or for an argument that cannot be.
     """
 
     title: ClassVar[str]  # in prose, and of its section in docs/methods.md
@@ -68,7 +61,7 @@ class MethodLM(HFLM):
     published_time: ClassVar[float | None] = None
     """Seconds a sample over the plain model's in Table 5 of the LPES paper (Vicuna-7B, one H100)."""
     Inside: ClassVar[Any]
-    by_engine: ClassVar[bool] = False  # whether the engine's answers are those of hf with this method in the model
+    by_engine: ClassVar[bool] = False  # whether lpes_eval.engine answers as hf does
 
     def __init__(self, pretrained: Any = None, fast: bool = True, **kwargs: Any) -> None:
         if not isinstance(fast, bool):
@@ -81,11 +74,11 @@ class MethodLM(HFLM):
         if isinstance(pretrained, str | os.PathLike):
             pretrained = os.path.expanduser(reference.folder(pretrained))
         if not torch.cuda.is_available() and str(kwargs.get("device") or "cuda:0") == "cuda:0":
-            kwargs["device"] = "cpu"  # lm_eval says cuda:0 where nobody said anything, and hf takes it at its word
+            kwargs["device"] = "cpu"  # lm_eval says cuda:0 by default
         check_device(kwargs.get("device"))
         try:
             super().__init__(pretrained=pretrained, **kwargs)
-        except TypeError as error:  # what hf does not know it hands on to the model's class
+        except TypeError as error:  # hf hands on what it does not know
             if "unexpected keyword argument" not in str(error):
                 raise
             raise UserError(f"--model_args: {error}; neither hf nor this model type takes it") from error
@@ -112,14 +105,10 @@ class MethodLM(HFLM):
         """Which model to load where the user names none; it may add to what ``hf`` is given."""
         return "reference"
 
-    def check(self, skeleton: nn.Module) -> None:
-        """Refuse a model that this type cannot run, by looking at all its modules and no weight."""
-        self.method.check(skeleton)
-
     def _get_config(self, pretrained: str, **kwargs: Any) -> None:
         try:
             super()._get_config(pretrained, **kwargs)
-        except Exception as error:  # of several classes: for an unknown type, for code of the model's own, wrong fields
+        except Exception as error:  # of many classes
             found = "its configuration cannot be read" if os.path.isdir(pretrained) else "no such folder on disk or Hub"
             said = f"{found} ({' '.join(str(error).split())})"
             raise UserError(f"pretrained={pretrained}: {said}; give a model's folder or its name on the Hub") from None
@@ -127,7 +116,7 @@ class MethodLM(HFLM):
         known = type(self._config) in transformers.AutoModelForCausalLM._model_mapping
         if known and not (kwargs.get("trust_remote_code") or self.method.plain):
             with torch.device("meta"):  # every module and no weight
-                self.check(transformers.AutoModelForCausalLM.from_config(self._config))
+                self.method.check(transformers.AutoModelForCausalLM.from_config(self._config))
 
     def get_model_info(self) -> dict[str, Any]:
         """What ``hf`` reports, the version of this package, and ``recorded``."""
@@ -171,6 +160,6 @@ def check_device(device: Any) -> None:
     """Refuse a device that is not there; ``hf`` would fail after loading, or silently use another one."""
     try:
         torch.empty(1, device=device or "cpu")
-    except (RuntimeError, AssertionError) as error:  # the second where PyTorch was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # the second without CUDA
         said = f"PyTorch {torch.__version__} cannot use it ({first_line(error)})"
         raise UserError(f"device={device}: {said}; expected cpu, cuda, cuda:1, mps, ...") from None

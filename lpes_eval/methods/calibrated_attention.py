@@ -2,12 +2,10 @@
 
 lm_eval --model calibrated_attention --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks mdqa_pos
 
-What the prompt's last token pays to a document is taken for the sum of its relevance and of a bias of its place. A
-dummy document in the same place, which costs a pass for each place, shows the bias (section 3). While the model
-answers, each document gets attention by its relevance alone (section 4). docs/methods.md says what was decided here.
+What the prompt's last token pays to a document is taken for the sum of its relevance and of a bias of its place, which
+a dummy document in the same place shows (section 3). While the model answers, each document gets attention by its
+relevance alone (section 4). docs/methods.md says what was decided here.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +21,6 @@ from tqdm import tqdm
 from lpes_eval import rope
 from lpes_eval.attention.measure import items_of, located
 from lpes_eval.decoder import device_of
-from lpes_eval.errors import UserError
 from lpes_eval.flags import of, positive
 from lpes_eval.harness.segments import Segment, join
 from lpes_eval.methods.attention import Call
@@ -35,11 +32,7 @@ DUMMY = "This text says nothing about anything. "
 
 @dataclass(eq=False)
 class Calibration(Interception):
-    """Calibrated attention inside a model, in the upper half of its layers; without documents it changes nothing.
-
-    Attributes:
-        temperature: of the softmax that makes shares of attention of relevances.
-    """
+    """Calibrated attention in the upper half of a model's layers; ``temperature`` is of the softmax over relevances."""
 
     temperature: float = 5e-5
     name = "Calibrated attention"
@@ -47,8 +40,8 @@ class Calibration(Interception):
     def __post_init__(self) -> None:
         """Read what a user wrote."""
         self.temperature = of(positive, "temperature", self.temperature)
-        self._places: Tensor | None = None  # the document of each of the prompt's tokens, (S,), -1 where there is none
-        self._scales: Tensor | None = None  # what to multiply each document's attention by, (K,)
+        self._places: Tensor | None = None  # each token's document, (S,), or -1
+        self._scales: Tensor | None = None  # of each document's attention, (K,)
         self._paid: list[Tensor] | None = None  # while attention is measured: of each layer, (K,)
 
     @torch.no_grad()
@@ -68,9 +61,7 @@ class Calibration(Interception):
 
     @contextmanager
     def documents(self, places: Sequence[int], scales: Tensor) -> Iterator[None]:
-        """While this lasts the prompt is the one whose tokens are of these documents; its last token is the first that
-        is calibrated.
-        """
+        """Calibrate from a prompt's last token on: ``places`` has the document of each token, ``scales`` its factor."""
         self._places, self._scales = torch.tensor(places), scales
         try:
             yield
@@ -79,17 +70,17 @@ class Calibration(Interception):
 
     def attend(self, call: Call) -> Tensor:
         """The model's attention, but for the rows from the prompt's last token on in the upper half of the layers."""
-        held = int(call.cache.cache.get_seq_length(call.layer)) if call.cache is not None else 0
         query, key = call.rotate(call.query, call.key, *call.table)
         key, value = call.cached(key, call.value)
         output = call.compute(query, key, value)
         if self._places is None:
             return output
         new, width = query.shape[2], key.shape[2]
-        rows = held + new - len(self._places) + 1  # so many of the new ones
-        first = max(held + new - width, 0)  # a sliding window's cache has lost what is before
+        end = call.held + new
+        rows = end - len(self._places) + 1  # so many of the new ones
+        first = max(end - width, 0)  # a sliding window's cache has lost what is before
         places = pad(self._places, (0, first + width - len(self._places)), value=-1)[first:].to(key.device)
-        last = self._rows(call, min(rows, new), held + new - first, width)
+        last = self._rows(call, min(rows, new), end - first, width)
         if self._paid is not None:
             shown = one_hot(places + 1, int(self._places.max()) + 2)[:, 1:].to(value.dtype)  # (S, K)
             paid = last.compute(query[:, :, -1:], key, shown.expand(*value.shape[:2], -1, -1))  # (1, 1, H, K)
@@ -100,20 +91,17 @@ class Calibration(Interception):
 
     def _rows(self, call: Call, rows: int, end: int, width: int) -> Call:
         """The call for the last ``rows`` rows alone, which end in column ``end`` of ``width`` keys."""
-        if call.mask is not None and call.mask.ndim != 4:
-            raise UserError(f"{self.name}: flash attention takes no mask; load the model with attn_implementation=sdpa")
+        self.refuse_flash_attention(call)
         if call.mask is not None:
             return replace(call, mask=call.mask[:, :, -rows:])
         columns = torch.arange(width, device=call.key.device)
-        mask = columns <= columns[end - rows : end, None]
-        return replace(call, mask=mask[None, None], options=call.options | {"is_causal": False})
+        mask = (columns <= columns[end - rows : end, None])[None, None]
+        return replace(call, mask=mask, options=call.options | {"is_causal": False})
 
     def _calibrated(self, call: Call, query: Tensor, key: Tensor, value: Tensor, places: Tensor) -> Tensor:
-        """Attention in which the documents' shares of what goes to all of them are multiplied by ``_scales``.
-
-        The attention function itself adds up, beside the values, how much goes to documents before and afterwards.
-        """
+        """Attention in which the documents' shares of what goes to all of them are multiplied by ``_scales``."""
         assert self._scales is not None
+        # The attention function adds up, beside the values, how much goes to documents before and afterwards.
         among = (places >= 0).to(value.dtype)[:, None]  # (S, 1)
         scale = (self._scales / self._scales.max()).to(value.device, value.dtype)[places.clamp(min=0)][:, None] * among
         sums = torch.cat((among, scale), -1).expand(*value.shape[:2], -1, -1)
@@ -130,8 +118,7 @@ class Calibration(Interception):
 class CalibratedAttention(DocumentsLM):
     """``hf`` with calibrated attention; its arguments are those of ``hf`` and of ``Calibration``.
 
-    It answers ``generate_until`` requests of tasks by position, one by one. Before each answer it passes over the
-    prompt once for each document, and once more.
+    Before each answer it passes over the prompt once for each document, and once more.
     """
 
     title = Calibration.name

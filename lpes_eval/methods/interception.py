@@ -1,20 +1,11 @@
 """A method in place of a model's attention: how it sees queries, keys, tables, the cache and the padding of each layer.
 
-Methods that compute attention themselves need queries and keys *before* they are rotated. transformers rotates inside
-each attention module and then calls a function by name (its ``AttentionInterface``). An ``Interception`` hands the
-module the identity as its rotation and a cache that keeps nothing, and puts itself in place of that function; masks are
-still made for the implementation that the model was loaded with, which also computes the attention in the end.
+transformers rotates inside each attention module and then calls a function by name (its ``AttentionInterface``). An
+``Interception`` hands the module the identity as its rotation and a cache that keeps nothing, and puts itself in place
+of that function; masks are still made for the model's own implementation, which also computes the attention in the end.
 
-A method is a subclass whose ``attend`` turns one ``Call`` into the attention's output, (B, T, H, D):
-
-    >>> class Plain(Interception):
-    ...     name = "plain"
-    ...     def attend(self, call):
-    ...         query, key = call.rotate(call.query, call.key, *call.table)
-    ...         return call.compute(query, *call.cached(key, call.value))
+A method is a subclass with an ``attend``; the simplest is ``plainly``, the attention of the model as it is.
 """
-
-from __future__ import annotations
 
 import copy
 import sys
@@ -81,7 +72,7 @@ class _Projected(Exception):
 
 
 class Interception(InModel):
-    """A method in place of the attention of some or all layers; subclasses have an ``attend``.
+    """A method in place of the attention of some or all layers.
 
     Attributes:
         name: what the method is called in messages.
@@ -102,6 +93,12 @@ class Interception(InModel):
     def attend(self, call: Call) -> Tensor:
         """The attention's output, (B, T, H, D_v)."""
         raise NotImplementedError
+
+    def refuse_flash_attention(self, call: Call) -> None:
+        """For a method that has a mask of its own, which flash attention does not take."""
+        if call.mask is not None and call.mask.ndim != 4:
+            way_out = "load the model with attn_implementation=sdpa"
+            raise UserError(f"{self.name}: flash attention takes no mask; {way_out}")
 
     def plainly(self, call: Call) -> Tensor:
         """The attention of the model as it is, by the way of ``attend``; where it differs, the family is refused."""
@@ -214,14 +211,14 @@ class Interception(InModel):
         if self._entered is None:
             return function(module, query, key, value, attention_mask, **options)
         (given, table, cache), self._entered = self._entered, ()
-        states: dict[int, Any] = {}
+        states, held = dict[int, Any](), 0
         if cache is not None:
             held = int(cache.get_seq_length(h))
             self._stamp.check(cache.cache, held)
             states = cache.cache.__dict__.setdefault(_ATTRIBUTE, {})
             if held == 0:
                 states[h] = {}
-        layer = (self.partial.get(h, False), h, module, given, table, cache, states.get(h, {}))
+        layer = (self.partial.get(h, False), h, module, given, table, cache, held, states.get(h, {}))
         return self._attend(Call(*layer, query, key, value, attention_mask, options, function)), None
 
     def _follow_the_family(self) -> None:

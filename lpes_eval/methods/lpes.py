@@ -3,8 +3,6 @@
 lm_eval --model lpes --model_args pretrained=lmsys/vicuna-7b-v1.5,factors=factors.json --tasks kv_retrieval
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +24,7 @@ ASKED = ("apply_chat_template", "system_instruction", "num_fewshot", "gen_kwargs
 
 @dataclass
 class LayerFactors(InModel):
-    """Layer factors inside a model (``lpes_eval.apply``).
-
-    Attributes:
-        factors: a file's path, one number, or a list of one a layer; None for those of the model's folder, if any.
-    """
+    """Layer factors inside a model: a file's path, one number, or one a layer; None for those of the model's folder."""
 
     factors: Any = None
 
@@ -86,8 +80,7 @@ class LayerFactors(InModel):
 class LPES(MethodLM):
     """``hf`` with layer factors; its arguments are those of ``hf`` and of ``LayerFactors``.
 
-    Without ``factors``, or those of the model's folder, it answers as ``hf`` does. Without ``pretrained`` it loads the
-    model that the factors name as their origin, or the reference model.
+    Without ``pretrained`` it loads the model that the factors name as their origin, or the reference model.
     """
 
     title = "Layer factors"

@@ -5,10 +5,8 @@ lm_eval --model ms_poe --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_r
 In each layer the heads are ranked by position-awareness (Eq. 1): the share of the prompt's keys whose attention is at
 least ``threshold`` times its mean, in the attention of the prompt's last token, with *un-rotated* queries and keys. The
 factors run evenly from ``min`` to ``max`` (Eq. 2); the most position-aware head gets the least one (section 3.3).
-docs/methods.md says where the authors' code (github.com/VITA-Group/Ms-PoE, ``utils/modify_arch/llama.py``) differs.
+docs/methods.md says where the authors' code differs.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 

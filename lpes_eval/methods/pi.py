@@ -3,8 +3,6 @@
 lm_eval --model pi --model_args pretrained=lmsys/vicuna-7b-v1.5,factor=1.5 --tasks kv_retrieval
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +17,6 @@ class OneFactor(LayerFactors):
     """One factor for all layers inside a model."""
 
     factors: Any = field(init=False, repr=False)
-    fit: Any = field(init=False, repr=False, default=None)
     factor: Any = 1.5
 
     def __post_init__(self) -> None:

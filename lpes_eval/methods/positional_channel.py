@@ -4,13 +4,10 @@ lm_eval --model positional_channel --model_args pretrained=lmsys/vicuna-7b-v1.5,
 
 Some channels of the hidden states grow or fall smoothly with the position. In the chosen layers the channel is
 multiplied by s < 1 in what the attention makes queries and keys of, and only the prompt's last token and the answer's
-tokens attend in this way. The cache holds the scaled keys. That is what the authors' code does, and how it searches the
-channel (github.com/PositionalHidden/PositionalHidden, ``modeling_llama_hidden_scale.py``,
-``seach_dim_by_statistic.py``): hidden states are averaged over random prompts; a channel is monotone in a layer if a
-cubic fitted to it is; of those that are so in more than a quarter of the layers the smoothest one is taken.
+tokens attend in this way. The cache holds the scaled keys. As in the authors' code
+(github.com/PositionalHidden/PositionalHidden) hidden states are averaged over random prompts; a channel is monotone in
+a layer if a cubic fitted to it is; of those so in more than a quarter of the layers the smoothest one is taken.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,16 +22,14 @@ from lpes_eval.flags import at_least, finite, of
 from lpes_eval.methods.attention import Call
 from lpes_eval.methods.prompt import PromptInterception, PromptLM
 
-SAMPLES, LENGTH = 200, 1000  # random prompts of a search, and their tokens, as in the authors' script
+SAMPLES, LENGTH = 200, 1000  # random prompts and their tokens, as the authors
 
 
 @dataclass(eq=False)
 class ScaledChannel(PromptInterception):
-    """Positional-channel scaling inside a model.
+    """Positional-channel scaling inside a model: a hidden ``channel`` (None: it is searched) multiplied by ``scale``.
 
-    Attributes:
-        channel: number of the hidden channel; None: it is searched when the method is put into a model.
-        scale: what it is multiplied by, below 1; 0 in most of the authors' configurations, -1 in some.
+    The scale is below 1; 0 in most of the authors' configurations, -1 in some.
     """
 
     channel: Any = None
@@ -71,7 +66,7 @@ class ScaledChannel(PromptInterception):
         hidden = call.given["hidden_states"].clone()
         hidden[..., self.channel] *= self.scale
         query, key = call.rotate(*self.project(call, hidden_states=hidden), *call.table)
-        if call.cache is not None and call.cache.get_seq_length(call.layer) > 0:  # the answer's tokens
+        if call.held > 0:  # the answer's tokens
             return call.compute(query, *call.cached(key, call.value))
         call.cached(key, call.value)
         length, mask = query.shape[2], call.mask

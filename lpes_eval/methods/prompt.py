@@ -1,6 +1,4 @@
-"""What methods share that need to know a prompt's parts: where its last token stands, and which are its documents."""
-
-from __future__ import annotations
+"""For methods that need to know a prompt's parts: where its last token stands, and which are its documents."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +21,7 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class PromptInterception(Interception):
     """An ``Interception`` that knows where each row's prompt ends."""
 
-    _end: Tensor | None = None  # columns, on the processor: asking a GPU would take time
+    _end: Tensor | None = None  # columns, on the processor
 
     @contextmanager
     def prompt_ends_at(self, column: Tensor | int) -> Iterator[None]:
@@ -77,8 +75,7 @@ class DocumentsLM(MethodLM):
     def parts(self, request: Any) -> tuple[str, list[Segment], str]:
         """What stands before a request's instruction, documents and question; these; and what stands behind them.
 
-        Raises:
-            UserError: the request does not say which its documents are, or a chat template has changed them.
+        ``UserError``: the request does not say which its documents are, or a chat template has changed them.
         """
         if (segments_of := getattr(request, "segments", None)) is None:
             raise self._refused(request)

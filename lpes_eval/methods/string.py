@@ -2,12 +2,9 @@
 
 lm_eval --model string --model_args pretrained=lmsys/vicuna-7b-v1.5 --tasks kv_retrieval
 
-Long distances are rare in training, so a model knows them least. A query at position m attends to a key at position n
-with the distance m - n where that is below S, and with m - n - S + W from there on (Figure 5): the W nearest distances
-stay the nearest tokens' alone, all others come from the well-trained part.
+A query at position m attends to a key at position n with the distance m - n where that is below S, and with
+m - n - S + W from there on (Figure 5): the W nearest distances stay the nearest tokens' alone.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,10 +24,7 @@ from lpes_eval.methods.interception import Interception
 class ShiftedPositions(Interception):
     """STRING inside a model.
 
-    Attributes:
-        shift: S, the distance from which on distances are shortened; by default a third of the model's longest
-            context (``max_position_embeddings``), as in the authors' setting.
-        window: W, the shortest distance that a shortened one can have.
+    ``shift`` is S; by default a third of ``max_position_embeddings``, as in the authors' setting. ``window`` is W.
     """
 
     shift: Any = None
@@ -49,7 +43,7 @@ class ShiftedPositions(Interception):
             raise UserError(f"shift={shift},window={self.window}: expected window < shift")
 
     def check(self, model: nn.Module) -> None:
-        """As every method in place of attention; take the shift from the configuration where none is given."""
+        """Take the shift from the configuration, too, where none is given."""
         super().check(model)
         if self.shift is None:
             config = model.config.get_text_config(decoder=True)  # type: ignore[operator, union-attr]
@@ -57,18 +51,16 @@ class ShiftedPositions(Interception):
 
     def attend(self, call: Call) -> Tensor:
         """Attention in which a key is seen once from near and once from afar, by a query of twice the width."""
-        held = int(call.cache.cache.get_seq_length(call.layer)) if call.cache is not None else 0
         query, key = call.rotate(call.query, call.key, *call.table)
         afar, _ = call.rotate(call.query, call.key, *call.table.by_shift(self.window - self.shift))
         key, value = call.cached(key, call.value)
-        new, width = query.shape[2], key.shape[2]
-        first = max(held + new - width, 0)  # a sliding window's cache has lost what is before
-        rows = torch.arange(held, held + new, device=key.device)[:, None]
+        end, width = call.held + query.shape[2], key.shape[2]
+        first = max(end - width, 0)  # a sliding window's cache has lost what is before
+        rows = torch.arange(call.held, end, device=key.device)[:, None]
         distance = rows - torch.arange(first, first + width, device=key.device)  # (T, S)
-        if held + new - first <= self.shift:
+        if end - first <= self.shift:
             return call.compute(query, key, value)
-        if call.mask is not None and call.mask.ndim != 4:
-            raise UserError(f"{self.name}: flash attention takes no mask; load the model with attn_implementation=sdpa")
+        self.refuse_flash_attention(call)
         far = distance >= self.shift
         mask = torch.cat((_masked(call.mask, (distance >= 0) & ~far), _masked(call.mask, far)), -1)
         # A key (k, 0) meets what is rotated as usual of a query (near, far), a key (0, k) what is rotated for afar.

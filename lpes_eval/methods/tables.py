@@ -23,10 +23,7 @@ Pair = tuple[Tensor, ...]
 
 
 class Table(tuple[Tensor, Tensor]):
-    """The cosines and sines that a rotary module answered to a call, (B, T, d) each.
-
-    Others can be asked of it, which are computed once a forward.
-    """
+    """The cosines and sines that a rotary module answered to a call, (B, T, d); others are computed once a forward."""
 
     rotary: nn.Module
     call: dict[str, Any]
@@ -68,14 +65,14 @@ class Table(tuple[Tensor, Tensor]):
     def by_bases(self, bases: Sequence[float], theta: float) -> Pair:
         """Tables of N RoPE bases, (N, B, T, d), for a model whose own base is ``theta``."""
         if (key := tuple(bases)) not in self.made:
-            tables = [tuple(self) if base == theta else self._by_base(base) for base in bases]
+            rotary: Any = copy.copy(self.rotary)  # the model's own stays as it is
+            tables: list[Pair] = []
+            for base in bases:
+                rotary._buffers = {**rotary._buffers, "inv_freq": frequencies(base, rotary.inv_freq)}
+                own = base == theta
+                tables.append(tuple(self) if own else rotations.ask(rotary, self.call, self.call["position_ids"]))
             self.made[key] = tuple(torch.stack(each) for each in zip(*tables, strict=True))
         return self.made[key]
-
-    def _by_base(self, base: float) -> Pair:
-        rotary: Any = copy.copy(self.rotary)  # the model's own stays as it is, whatever happens meanwhile
-        rotary._buffers = {**rotary._buffers, "inv_freq": frequencies(base, rotary.inv_freq)}
-        return rotations.ask(rotary, self.call, self.call["position_ids"])
 
 
 def frequencies(base: float, like: Tensor) -> Tensor:

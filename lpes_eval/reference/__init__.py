@@ -13,10 +13,7 @@ NAMES = {
 
 
 def path(name: str = "base") -> Path:
-    """Folder of a shipped model, ready for ``from_pretrained``: ``base``, or ``kv``, the smaller one for records alone.
-
-    Imports nothing heavy.
-    """
+    """Folder of a shipped model, ready for ``from_pretrained``: ``base``, or ``kv``, the smaller one for records."""
     return Path(__file__).resolve().parent / name
 
 

@@ -89,10 +89,8 @@ def test_models_in_turns_answer_as_each_does_alone():
     assert not torch.allclose(*in_turns, atol=1e-3)
 
 
-GIVEN = {"model": "reference-kv", "dtype": "float32", "device": "cpu", "batch_size": 8, "questions": 1, "rounds": 1}
-ARGS = SimpleNamespace(**GIVEN, task="kv_retrieval", metadata={"source": "generated", "num_keys": 10})
-
-
 def test_an_individual_of_a_search_scores_as_simple_evaluate_does():
-    what, against, _, _ = costs.individual(ARGS)
+    asked = {"task": "kv_retrieval", "metadata": {"source": "generated", "num_keys": 10}, "questions": 1, "rounds": 1}
+    given = {"model": "reference-kv", "dtype": "float32", "device": "cpu", "batch_size": 8}
+    what, against, _, _ = costs.individual(SimpleNamespace(**asked, **given))
     assert (what, against) == ("an individual of a search (6 of 6 scores equal)", "simple_evaluate with hf")

@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+from lm_eval.models.api_models import JsonChatStr
+from lm_eval.models.huggingface import HFLM
 
 from lpes_eval.errors import DataError, PromptTooLong
 from lpes_eval.harness import budget
@@ -44,8 +46,6 @@ def test_what_leaves_no_room_or_says_too_little_is_refused(tokenizer):
 
 
 def test_tokens_are_counted_as_the_model_gets_them(tokenizer):
-    from lm_eval.models.api_models import JsonChatStr
-
     limits = budget.for_model(model(tokenizer), 50)
     alone = len(tokenizer.backend_tokenizer.encode("question", add_special_tokens=False))
     assert limits.count("question") == limits.count(JsonChatStr("question")) == alone + 1  # <s>
@@ -82,8 +82,6 @@ def test_a_cut_document_is_the_longest_that_fits(tokenizer, window):
 
 
 def test_a_prompt_is_rendered_with_a_template_and_without(tokenizer, monkeypatch):
-    from lm_eval.models.huggingface import HFLM
-
     def template(messages):
         return HFLM.apply_chat_template(SimpleNamespace(tokenizer=tokenizer, chat_template_args={}), messages)
 

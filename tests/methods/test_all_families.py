@@ -196,13 +196,10 @@ def test_likelihoods_take_the_last_token_of_the_context_for_the_prompts_end(name
 
 
 REFUSED = {
-    "pi": (
-        ({"factor": "x"}, "^factor=x: expected a number"),
-        ({"factor": 0}, "factor=0: .* expected a number from 0.001"),
-    ),
-    "attention_buckets": (
-        *(({"bases": given}, "numbers > 1 with ':' between them") for given in ("10000,17500", "", [0], ["x"])),
-    ),
+    "pi": [({"factor": "x"}, "^factor=x: expected a number")],
+    "attention_buckets": [
+        ({"bases": given}, "numbers > 1 with ':' between them") for given in ("10000,17500", "", [0], ["x"])
+    ],
     "ms_poe": (
         ({"min": 2, "max": 1}, "min=2,max=1: expected min <= max"),
         ({"threshold": 0}, "threshold=0: expected more than 0"),
@@ -217,10 +214,7 @@ REFUSED = {
         ({"shift": 4, "window": 4}, "shift=4,window=4: expected window < shift"),
         ({"shift": 0}, "shift=0: expected at least 1"),
     ),
-    "moice": (
-        ({}, r"moice needs router=.*moice\.train"),
-        ({"router": "nowhere"}, "nowhere: no such file"),
-    ),
+    "moice": [({"router": "nowhere"}, "nowhere: no such file")],
 }
 
 

@@ -12,7 +12,6 @@ from checks import FAMILIES, apart, generated, logits
 from lpes_eval import methods
 from lpes_eval.errors import UnsupportedModel
 from lpes_eval.methods.interception import Interception, find_attention
-from lpes_eval.methods.moice import new_router
 from lpes_eval.methods.tables import frequencies, own_base
 from tiny_models import tiny_config, tiny_model
 
@@ -86,11 +85,9 @@ def test_frequencies_are_those_of_the_base_up_to_the_rounding_of_their_dtype(dty
 
 
 @pytest.mark.parametrize("name", ["ms_poe", "moice"])
-def test_a_model_whose_weights_are_elsewhere_until_they_are_needed_answers_the_same(name):
-    model = tiny_model(tiny_config("llama"))
-    settings = {"skip": 0} if name == "ms_poe" else {"router": new_router(model)}
-    offloaded = copy.deepcopy(model)
+def test_a_model_whose_weights_are_elsewhere_until_they_are_needed_answers_the_same(name, llama):
+    offloaded, kind = copy.deepcopy(llama), methods.load(name)
     accelerate.cpu_offload(offloaded, execution_device=torch.device("cpu"))
-    for one in (model, offloaded):
-        methods.load(name).apply(one, **settings)
-    torch.testing.assert_close(logits(offloaded), logits(model))
+    for one in (llama, offloaded):
+        kind.apply(one, **kind.benchmark_settings(llama))
+    torch.testing.assert_close(logits(offloaded), logits(llama))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -39,11 +39,6 @@ def slow_order(lm, text, spans):
     return sorted(range(len(paid)), key=lambda k: paid[k])
 
 
-def spans_of(segments):
-    ends = torch.tensor([len(segment.text) for segment in segments]).cumsum(0).tolist()
-    return list(pairwise(ends[:-1]))
-
-
 @pytest.mark.parametrize(("task", "size"), [("mdqa_pos", {"num_documents": 4}), ("kv_retrieval", {"num_keys": 7})])
 def test_documents_stand_in_the_order_of_a_slow_implementation(lm, task, size):
     moved = 0
@@ -51,7 +46,8 @@ def test_documents_stand_in_the_order_of_a_slow_implementation(lm, task, size):
         segments = request.segments()
         assert join(segments) == request.args[0]
         for _ in range(3):
-            order = slow_order(lm, join(segments), spans_of(segments))
+            ends = list(accumulate(len(segment.text) for segment in segments))
+            order = slow_order(lm, join(segments), list(pairwise(ends[:-1])))
             segments = reordered(segments, order)
         assert lm.sort(request).args == (join(segments), request.args[1])
         moved += join(segments) != request.args[0]

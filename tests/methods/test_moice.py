@@ -10,7 +10,7 @@ from checks import apart, generated, inputs, logits, spread
 from lpes_eval import reference
 from lpes_eval.errors import UserError
 from lpes_eval.methods import moice
-from lpes_eval.methods.moice import MoICE, new_router, router
+from lpes_eval.methods.moice import MoICE, router
 from lpes_eval.methods.moice.router import Router
 from slow import causal, slow_llama, slow_weights, turn
 from tiny_models import tiny_config, tiny_model
@@ -21,7 +21,8 @@ def build(family="llama", **changes):
 
 
 def make_router(model, **options):
-    return spread(Router(replace(new_router(model).config, **options), seed=1)).requires_grad_(False)
+    described = MoICE.benchmark_settings(model)["router"].config
+    return spread(Router(replace(described, **options), seed=1)).requires_grad_(False)
 
 
 @pytest.mark.parametrize("top_k", [7, 3])
@@ -74,11 +75,12 @@ def test_a_cache_holds_keys_for_every_base_and_values_once():
 # -- the model type
 
 
-def test_a_router_is_described_as_it_was_read(routed):
-    lm = MoICE(router=str(routed / "other"))
+def test_a_router_is_described_as_it_was_read_and_the_shipped_one_is_the_default(routed):
+    lm, shipped = MoICE(router=str(routed / "other")), MoICE()
     described = lm.method.describe()
     assert described["bases"] == (30.0, 100.0, 300.0)
-    assert lm.cache_key != MoICE().cache_key
+    assert shipped.method.describe()["router"] == str(reference.path() / router.SHIPPED / router.FILE)
+    assert lm.cache_key != shipped.cache_key
     (routed / "other" / router.FILE).rename(routed / "moved")  # while the evaluation runs
     assert lm.method.describe() == described
     (routed / "moved").rename(routed / "other" / router.FILE)
@@ -91,9 +93,3 @@ def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(tmp_pat
         MoICE(pretrained=str(tmp_path))
     with pytest.raises(UserError, match=r"6 layers of 4 heads of size 32.* has 4 layers of 4 heads of size 16"):
         MoICE(pretrained=str(tmp_path), router=str(reference.path() / "router"))
-
-
-def test_the_reference_models_shipped_router_is_used_and_named():
-    described = MoICE().method.describe()
-    assert described["router"] == str(reference.path() / router.SHIPPED / router.FILE)
-    assert described["bases"] == (10000, 17500, 18000, 19000, 20000, 22500, 25000)

@@ -95,20 +95,12 @@ def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def log_of(out):
-    return [json.loads(line) for line in (out / train.LOG).read_text().splitlines()]
-
-
-@pytest.fixture
-def one(folder):
-    """Sequences of the texts, without the command."""
-    return train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), TEXTS)
-
-
-def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path, one):
+def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path):
+    one = train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), TEXTS)  # without the command
     assert command(folder, tmp_path, "--steps", "8") == 0
     trained = routers.read(tmp_path)
-    log, notes = log_of(tmp_path), trained.config.training
+    log = [json.loads(line) for line in (tmp_path / train.LOG).read_text().splitlines()]
+    notes = trained.config.training
     assert [entry["step"] for entry in log] == list(range(1, 9))
     assert (notes["rate"], notes["last_loss"], notes["text"]) == (0.05, log[-1]["loss"], "texts.jsonl")
 

@@ -43,29 +43,18 @@ def test_other_factors_replace_the_first_and_one_table_at_a_time_gives_the_same(
         assert rope.applied(model) is None
 
 
-@pytest.fixture
-def watch(monkeypatch):
-    """Have every call of Llama's rotary module told to a function: its positions, and the cosines that it answers."""
-    original = inspect.unwrap(LlamaRotaryEmbedding.forward)
-
-    def set_up(tell):
-        def forward(self, x, position_ids):
-            cos, sin = original(self, x, position_ids)
-            tell(position_ids, cos)
-            return cos, sin
-
-        monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
-
-    return set_up
-
-
 @pytest.mark.parametrize(("kind", "rows"), [("linear", [(4, 256)]), ("dynamic", [(1, 40), (4, 40), (1, 1), (4, 1)])])
-def test_fixed_frequencies_are_tabulated_once_and_others_in_one_call_for_all_layers(kind, rows, ids, watch):
+def test_fixed_frequencies_are_tabulated_once_and_others_in_one_call_for_all_layers(kind, rows, ids, monkeypatch):
     """Frequencies that depend on the length are chosen by the model's own call, at the true positions alone."""
     model = llama(rope_parameters={"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0})
     lpes_eval.apply(model, FACTORS)
-    calls = []
-    watch(lambda positions, cos: calls.append(tuple(positions.shape)))
+    original, calls = inspect.unwrap(LlamaRotaryEmbedding.forward), []
+
+    def forward(self, x, position_ids):
+        calls.append(tuple(position_ids.shape))
+        return original(self, x, position_ids)
+
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
     logits(model, ids[:1])
     logits(model, ids[:1, :1])
     assert calls == rows
@@ -224,19 +213,14 @@ def saved_and_loaded(model):
     return torch.load(file, weights_only=False)
 
 
-def wrap_forwards(model):
-    for module in (model.model, model.model.layers[1], model.model.rotary_emb):
-        add_hook_to_module(module, AlignDevicesHook(execution_device="cpu"))
-
-
 @pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     ("again", "wrapped"), [(copy.deepcopy, False), (copy.deepcopy, True), (saved_and_loaded, False)]
 )
 def test_a_copy_keeps_its_factors_whatever_becomes_of_the_original(ids, options, again, wrapped):
     model = llama(**options)
-    if wrapped:  # by accelerate, which cannot be pickled
-        wrap_forwards(model)
+    for module in (model.model, model.model.layers[1], model.model.rotary_emb) if wrapped else ():
+        add_hook_to_module(module, AlignDevicesHook(execution_device="cpu"))  # which cannot be pickled
     plain = logits(model, ids)
     lpes_eval.apply(model, FACTORS)
     expected, first, second = logits(model, ids), again(model), again(model)

@@ -121,8 +121,6 @@ def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path)
         lpes_eval.save(llama(), tmp_path)
     with pytest.raises(FactorsError, match="carries none"):
         lpes_eval.apply(llama())
-    model = llama()
-    lpes_eval.apply(model, FACTORS)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):
         lpes_eval.save(llama(), tmp_path / "file")

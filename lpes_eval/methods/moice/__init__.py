@@ -2,12 +2,9 @@
 
 lm_eval --model moice --model_args pretrained=lmsys/vicuna-7b-v1.5,router=DIR_OR_FILE --tasks kv_retrieval
 
-For base b and head h, with query and key rotated by b's angles, ``A_b = softmax(q_b k_b^T / sqrt(D))``. The head's
-output for a token is ``sum_b w_b A_b v``, where the weights w of this token and head are the router's. The cache holds
-every key N times, rotated by each base when it came, and every value once; docs/methods.md says what the bases cost.
+For base b, with query and key rotated by b's angles, ``A_b = softmax(q_b k_b^T / sqrt(D))``. A head's output is
+``sum_b w_b A_b v`` with the router's weights w. The cache holds every key N times, and every value once.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +28,7 @@ BATCHED_BYTES = 1 << 30
 
 @dataclass(eq=False)
 class Mixture(Interception):
-    """MoICE inside a model.
-
-    ``router`` is one for this model, or its file, or the folder that ``python -m lpes_eval.methods.moice.train`` wrote;
-    afterwards the router itself, on the model's device.
+    """MoICE inside a model; ``router`` is one for this model, or its file, or the folder that ``moice.train`` wrote.
 
     Shapes: N bases, B rows, T new tokens, S keys in all, K key heads with G query heads each, so H = K * G. Where bases
     are heads, what shares a value stands together: head ``(k * N + n) * G + g``.
@@ -46,7 +40,7 @@ class Mixture(Interception):
     def __post_init__(self) -> None:
         """Read the router; ``UserError`` for a damaged one."""
         self.file: Path | None = None
-        self.sha256: str | None = None  # of the file as it is read: it may be another by the end of an evaluation
+        self.sha256: str | None = None  # of the file as it is read
         if self.router is not None and not isinstance(self.router, Router):
             self.file = routers.file_of(self.router)
             self.sha256, self.router = files.sha256(self.file), routers.read(self.file)
@@ -98,7 +92,7 @@ class Mixture(Interception):
             mix = weights.unflatten(1, (key_heads, -1)).permute(0, 3, 1, 4, 2)[..., None]  # (B, T, K, N, G, 1)
             return (out * mix.to(out.dtype)).sum(3).flatten(2, 3)
         total: Any = 0
-        for n in range(count):  # what is large, or has something for each of its own heads
+        for n in range(count):  # large ones, or with something for each head
             one, own = every(n, n + 1)
             out = call.compute(one.flatten(1, 3), own[:, :, 0] if cached is None else key[:, :, n], value)
             total = total + out * weights[..., n].transpose(1, 2)[..., None].to(out.dtype)  # (B, T, H, D_v)
@@ -121,14 +115,9 @@ class MoICE(MethodLM):
 
     @classmethod
     def benchmark_settings(cls, model: nn.Module) -> dict[str, Any]:
-        """A new router: what it has learnt does not change its cost."""
-        return {"router": new_router(model)}
-
-
-def new_router(model: nn.Module) -> Router:
-    """An untrained router for a model, which may be without weights, with the published settings."""
-    bases = published_bases(own_base(model, Mixture.name))
-    return Router(routers.describe(model.config, bases=bases))
+        """An untrained router with the published settings: what it has learnt does not change its cost."""
+        bases = published_bases(own_base(model, cls.title))
+        return {"router": Router(routers.describe(model.config, bases=bases))}
 
 
 Method = MoICE

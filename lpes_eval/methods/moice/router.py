@@ -4,12 +4,9 @@ In layer h the router looks at a head's query, rotated with the first base, and 
 
     scores = (SiLU(q W1) * (q W3)) W2,      q: (D,)   W1, W3: (D, N)   W2: (N, N),
 
-and the weights are the softmax over the k highest scores, 0 for the others. The three matrices of a layer are shared by
-its heads. The router computes in float32 whatever the model's dtype is. It is saved as one safetensors file: ``w1``,
-``w2``, ``w3`` of all layers, and as JSON what they are for (:class:`RouterConfig`).
+and the weights are the softmax over the k highest scores, 0 for the others. A layer's heads share its matrices. All is
+float32. It is saved as one safetensors file: ``w1``, ``w2``, ``w3`` of all layers, and :class:`RouterConfig` as JSON.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -28,16 +25,16 @@ from lpes_eval.files import write_atomically
 from lpes_eval.methods.tables import PUBLISHED_BASES, parse_bases
 
 TOP_K = 7
-INIT_STD = 0.02  # of new weights; scores then begin near 0, and the weights of the bases near 1 / N
+INIT_STD = 0.02  # of new weights; those of the bases then begin near 1 / N
 FILE = "router.safetensors"
-SHIPPED = "router"  # a folder of its own: servers take every *.safetensors beside the weights for some
+SHIPPED = "router"  # apart: servers take *.safetensors for weights
 METADATA = "moice_router"
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """What a router is for, and how it was trained, of a ``model`` as it was named; ``head_dim`` is that of a query."""
+    """What a router is for, and how it was trained; ``head_dim`` is that of a query."""
 
     layers: int
     heads: int
@@ -73,15 +70,11 @@ class Router(nn.Module):
         """Weights of all bases, (..., N), at most k of them above 0, from queries (..., D) rotated with the first."""
         w1, w2, w3 = (w[layer].to(query.device) for w in (self.w1, self.w2, self.w3))
         query = query.to(w1.dtype)
-        return top_k_softmax((functional.silu(query @ w1) * (query @ w3)) @ w2, self.config.top_k)
-
-
-def top_k_softmax(scores: Tensor, k: int) -> Tensor:
-    """Softmax over the ``k`` highest of the scores (..., N), and 0 elsewhere; of equal scores the first ones count."""
-    if k < scores.shape[-1]:
-        kept = scores.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-        scores = torch.full_like(scores, -math.inf).scatter(-1, kept, scores.gather(-1, kept))
-    return scores.softmax(dim=-1)
+        scores = (functional.silu(query @ w1) * (query @ w3)) @ w2
+        if self.config.top_k < scores.shape[-1]:  # of equal scores the first ones count
+            kept = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.config.top_k]
+            scores = torch.full_like(scores, -math.inf).scatter(-1, kept, scores.gather(-1, kept))
+        return scores.softmax(dim=-1)
 
 
 def describe(config: Any, **options: Any) -> RouterConfig:

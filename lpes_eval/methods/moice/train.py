@@ -1,12 +1,9 @@
 """Train MoICE's router: ``python -m lpes_eval.methods.moice.train --model MODEL --text FILE --out DIR``.
 
-Only the router learns; every weight of the model is frozen. The defaults are the settings of the authors' training
-script (docs/methods.md has a table). Any text will do; or ``--task`` makes prompts of benchmarks, from seeds that no
-evaluation set is made of, and the loss is that of the answer alone, as the rest is drawn at random. The same settings
-give the same file, byte for byte, on the same processor with the same number of threads.
+Every weight of the model is frozen. The defaults are the settings of the authors' training script (docs/methods.md has
+a table). ``--task`` makes prompts of benchmarks, from seeds that no evaluation set is made of; the loss is that of the
+answer alone. The same settings give the same file, byte for byte, on the same processor with as many threads.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -38,15 +35,12 @@ LOG = "training.jsonl"
 TASKS = ("kv_retrieval", "mdqa_pos")
 TRAINING_SEED = 0x901CE
 """Generated training examples have this plus ``--seed`` as seed, the tasks ``kv.SEED`` and ``fiction.SEED``."""
-HALF_SCALE = 1024.0  # of the loss in float16, or gradients would vanish; the router's gradients are divided again
+HALF_SCALE = 1024.0  # of the loss in float16, or gradients would vanish
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides a router's weights, apart from the model, the processor and library versions.
-
-    There is a ``text`` file, or ``tasks`` with numbers of records or documents.
-    """
+    """What decides a router's weights: a ``text`` file, or ``tasks`` with numbers of records or documents."""
 
     text: str | None = None
     text_sha256: str | None = None
@@ -125,10 +119,7 @@ def loss_of(model: Any, ids: Tensor, first: int) -> Tensor:
 
 
 def train(model: Any, config: RouterConfig, settings: Settings, one: Sequences, out: Path) -> Router:
-    """Train a router for ``model``, which is given back as it was, and write it and its log to ``out``.
-
-    ``UserError``: the loss is not a number.
-    """
+    """Train a router for ``model``, left as it was, and write it to ``out``; ``UserError``: the loss is no number."""
     router, batch = Router(config, seed=settings.seed), settings.batch
     frozen = [weight for weight in model.parameters() if weight.requires_grad]
     method = moice.MoICE.apply(model, router=router)
@@ -164,7 +155,9 @@ def train(model: Any, config: RouterConfig, settings: Settings, one: Sequences, 
     return router
 
 
-def _parser() -> argparse.ArgumentParser:
+@program("moice.train")
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
     about = "Train MoICE's router for a model (arXiv 2406.19598). The defaults are the published settings."
     parser = argparse.ArgumentParser(prog="python -m lpes_eval.methods.moice.train", description=about)
     add = parser.add_argument
@@ -186,15 +179,9 @@ def _parser() -> argparse.ArgumentParser:
         add(f"--{name}", type=kind, default=default, metavar="N", help=f"{words} ({default})")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="the model's")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    return parser
-
-
-@program("moice.train")
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
-    given = _parser().parse_args(arguments)
+    given = parser.parse_args(arguments)
     check_device(given.device)
-    asked = {name: getattr(given, name) for name in ("length", "steps", "batch", "rate", "seed")}
+    asked = {name: getattr(given, name) for name in numbers}
     settings = Settings(tasks=tuple(map(_task, given.task or ())), **asked)
     if not settings.tasks:
         texts = [found.text for found in perplexity.read(given.text)]
