@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,11 +28,13 @@ import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
 from scipy.stats import quantile_test
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
+from transformers import DynamicCache
 
 from benchmarks.machine import hardware, versions
 from benchmarks.pages import filled
+from benchmarks.shapes import SHAPES, build
 from lpes_eval import methods, reference, rope
+from lpes_eval.attention.measure import weights
 from lpes_eval.compare.tables import markdown_table
 from lpes_eval.errors import UserError, first_line, program
 from lpes_eval.files import write_atomically
@@ -43,30 +46,9 @@ from search.guards import settles
 from search.tasks import POSITIONS, load_tasks
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/methods.md"
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-SHAPES = {
-    "tiny": (64, 128, 4, 4, 4),
-    "small": (512, 1376, 8, 8, 8),
-    "vicuna-7b": (4096, 11008, 32, 32, 32),
-    "vicuna-13b": (5120, 13824, 40, 40, 40),
-    "qwen2.5-7b": (3584, 18944, 28, 28, 4),
-}
-"""Models of random weights, on which time does not depend; where several heads share keys a Qwen2, else a Llama."""
-FURTHER_PASSES = ("attention_sorting", "calibrated_attention")  # which is all that they cost
-METHODS = [name for name in methods.names() if name not in FURTHER_PASSES]
-
-
-def build(name: str, device: str, dtype: str) -> Any:
-    """The model of a shape with random weights, or a model from a folder or the Hub."""
-    if name not in SHAPES:
-        return AutoModelForCausalLM.from_pretrained(reference.folder(name), dtype=dtype).to(device).eval()
-    sizes = dict(zip(SIZES, SHAPES[name], strict=True))
-    grouped = sizes["num_key_value_heads"] < sizes["num_attention_heads"]
-    kind, vocabulary = (Qwen2Config, 152064) if grouped else (LlamaConfig, 32000)
-    config = kind(vocab_size=vocabulary, max_position_embeddings=65536, tie_word_embeddings=False, **sizes)
-    torch.manual_seed(0)
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+METHODS = methods.names()
+DOCUMENTS = 10
+"""So many has a prompt, for the methods that read it anew for each document or as often as they sort them."""
 
 
 def ratio(own: Sequence[float], plain: Sequence[float]) -> str:
@@ -78,12 +60,24 @@ def ratio(own: Sequence[float], plain: Sequence[float]) -> str:
 
 
 def with_method(name: str, model: Any) -> Any:
-    """A second model on the same weights, with a method in it."""
-    twin = copy.deepcopy(model, {id(weight): weight for weight in (*model.parameters(), *model.buffers())})
-    if name != "plain":
-        kind = methods.load(name)
-        kind.apply(twin, **kind.benchmark_settings(twin))
+    """A second model on the same weights, with a method in it, and ``read``, what this does before it answers."""
+    twin = copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
+    if name == "attention_sorting":
+        rounds = range(methods.load(name).Inside().rounds)
+        twin.read = lambda ids: [list(weights(model, [*ids, 0], 1)) for _ in rounds]
+    elif name != "plain":
+        method = methods.load(name).apply(twin, **methods.load(name).benchmark_settings(twin))
+        if name == "calibrated_attention":
+            twin.read = functools.partial(calibrate, twin, method, ExitStack())
     return twin
+
+
+def calibrate(model: Any, method: Any, in_force: ExitStack, ids: list[int]) -> None:
+    """Pass over a prompt once for each document, and once more; attend then by what comes of it."""
+    in_force.close()
+    places = [number * DOCUMENTS // len(ids) for number in range(len(ids))]
+    *dummies, attention = (method.attention(model, ids, places, DOCUMENTS) for _ in range(DOCUMENTS + 1))
+    in_force.enter_context(method.documents(places, method.scales(attention, 0.9 * dummies[0])))
 
 
 @torch.no_grad()
@@ -92,10 +86,12 @@ def in_turns(models: Sequence[Any], tokens: torch.Tensor, new_tokens: int, order
     inputs, seconds = [tokens for _ in models], [[] for _ in models]
     finish = torch.cuda.synchronize if tokens.is_cuda else lambda: None
     caches = [rope.with_cache(model, DynamicCache(config=model.config)) for model in models]
-    for _ in range(1 + new_tokens):
+    for step in range(1 + new_tokens):
         for i in order.sample(range(len(models)), len(models)):
             finish()
             began = time.perf_counter()
+            if step == 0 and (read := getattr(models[i], "read", None)):
+                read([0] * tokens.shape[1])
             inputs[i] = models[i](inputs[i], **caches[i], logits_to_keep=1).logits[:, -1:].argmax(-1)
             finish()
             seconds[i].append(time.perf_counter() - began)

@@ -1,7 +1,5 @@
 """The ``lpes-eval`` command: a module's ``add_parser`` sets ``run``, which imports what is heavy."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import traceback

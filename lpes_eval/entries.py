@@ -1,7 +1,5 @@
 """The journal of a search as a file: JSON lines, the settings first, then an entry for every measurement."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Errors that the person at the keyboard can fix, in one line; a command prints it alone and exits with status 2."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import wraps

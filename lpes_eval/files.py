@@ -1,7 +1,5 @@
 """Files: one reader for all JSON that people hand over, and files written whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

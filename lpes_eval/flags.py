@@ -1,7 +1,5 @@
 """Values that a user types: a reader makes one of a text or a value out of JSON, or raises ``argparse``'s error."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Factors files on the Hugging Face Hub: ``hf://OWNER/REPO[/FILE][@REVISION]``."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``lpes-eval push FILE OWNER/REPO``: factors on the Hugging Face Hub, with a card made from their origin."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``lpes-eval factors FILE``: check a factors file and show what it says, without a model."""
 
-from __future__ import annotations
-
 import argparse
 from statistics import fmean
 

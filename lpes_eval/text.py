@@ -1,7 +1,5 @@
 """Text that came from a file stays text wherever it is printed: a function each for a terminal and for Markdown."""
 
-from __future__ import annotations
-
 import re
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")

@@ -1,7 +1,5 @@
 """The likelihood of reference answers: as a measure of factors, and as the loss that gradient descent lowers."""
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Sequence
 from itertools import accumulate

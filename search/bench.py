@@ -1,7 +1,5 @@
 """Where a search, and each of its workers, measures: the model, its tasks and guards, and a whole measurement."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import math

@@ -1,7 +1,5 @@
 """The command line of ``python -m search.ga``: what its flags mean together, and what is refused before any model."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -7,8 +7,6 @@ it has, loses at most that share of the individuals that would have become paren
 looking after every answer (Waudby-Smith and Ramdas, arXiv 2010.09686; without replacement as here, arXiv 2006.04347).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The command: ``python -m search.ga --tasks kv_retrieval`` searches layer factors for a model and writes them down."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The flags of ``python -m search.ga``, and how their texts are read."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -33,12 +31,10 @@ examples:
       minutes: a search on the model that is shipped with lpes-eval, one factor a layer
   python -m search.ga --tasks kv_retrieval --model_args pretrained=lmsys/vicuna-7b-v1.5,dtype=float16 --device cuda
       the same on your own model; add --dry_run to see its size first
-  python -m search.ga --tasks kv_retrieval --preset paper
-      the published search: genetic algorithm, Bezier curve, 200 examples (Table 12)
   python -m search.ga --tasks mdqa_pos,gsm8k --task_weights 3,1 --metrics "best_subspan_em;exact_match,strict-match"
       any task, group or metric of lm-eval can be (a part of) the fitness
-  python -m search.ga --tasks kv_retrieval --guard gsm8k --budget 2h
-      factors that do not make gsm8k worse, after two hours at most
+  python -m search.ga --tasks kv_retrieval --guard gsm8k --budget 2h --preset paper
+      the published search (Table 12), for factors that do not make gsm8k worse, after two hours at most
 After Ctrl-C, a crash or kill -9 the same command goes on.
 
 It writes factors.json (best_effort.json, where the factors were not shown to help), summary.md, report.json and
@@ -67,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="as for lm_eval, space or comma between: tasks, groups, tags, patterns ('mmlu_*'), YAML")
     add("--task_weights", type=numbers, metavar="W,W", help="one weight a --tasks name (default: equal)")
     add("--metrics", type=lambda text: [name.strip() for name in text.split(";")], metavar="M;M",
-        help="METRIC or METRIC,FILTER for each --tasks name (default: its strict metric, else its first)")
+        help="METRIC or METRIC,FILTER for each --tasks name, semicolons between (default: its own)")
     add("--positions", type=numbers, default=[0.0, 50.0, 100.0], metavar="P,P,P",
         help="where the gold item stands, in percent, for tasks that come by position")
     add("--lambdas", type=numbers, metavar="B,M,E", help="weights of these positions (App. G; default: all the same)")

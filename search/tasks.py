@@ -1,7 +1,5 @@
 """What a search measures: lm-eval's tasks, their requests built from the examples set aside for it."""
 
-from __future__ import annotations
-
 import difflib
 import glob
 import math

@@ -3,8 +3,6 @@
 The driver hands an individual to each worker that is free, and takes the results in the order of asking.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from argparse import Namespace

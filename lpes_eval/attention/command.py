@@ -1,7 +1,5 @@
 """``lpes-eval attention MODEL --factors F``: where the model looks while it answers, plain and with factors."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

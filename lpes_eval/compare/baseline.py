@@ -1,7 +1,5 @@
 """The file of a baseline: a run of lm-eval as ``Results`` hold it. ``docs/regress.md`` documents its fields."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

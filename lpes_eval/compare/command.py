@@ -1,7 +1,5 @@
 """``lpes-eval compare A B``: the command."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

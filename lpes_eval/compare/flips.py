@@ -1,7 +1,5 @@
 """The samples that flipped between two runs, as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any

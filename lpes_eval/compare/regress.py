@@ -1,7 +1,5 @@
 """``lpes-eval regress RESULTS --baseline FILE``: the command."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from itertools import groupby

@@ -4,8 +4,6 @@ Scores have the shape (questions, positions). A question is asked at every posit
 question was drawn at random, and everything here treats a row as one cluster.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

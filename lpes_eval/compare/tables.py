@@ -1,7 +1,5 @@
 """How results are laid out: tables as text and as Markdown."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

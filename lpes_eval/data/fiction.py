@@ -8,8 +8,6 @@ Words stand in ``fiction.json``; their order counts, as they are drawn by number
 ``i`` alone, on any machine. Training sets must use other seeds than ``SEED``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ up to it. In the official files one key is asked, and its record moves. ``acc``:
 whatever case (section 3), as in that of a model that repeats its context; ``first_value_acc`` is not fooled.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

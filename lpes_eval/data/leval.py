@@ -6,8 +6,6 @@ In sci_fi each question is asked twice: about the story, and then, without it, a
 those of ``auto_eval.py`` and ``em.py``, with all odd corners of their rules, since published scores contain them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

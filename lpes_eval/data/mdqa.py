@@ -4,8 +4,6 @@ The gold document moves; the distractors keep their order. For SynthWiki (Peysak
 they are drawn among other questions' gold passages. The generated set is ``lpes_eval.data.fiction``.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ At length n it is that of the last ``STRIDE`` tokens of windows of n tokens, as 
 so a text must be as long as the longest window compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Sequence

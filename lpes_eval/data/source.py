@@ -4,8 +4,6 @@ The source follows from what was asked for, never from what could be reached: a 
 shipped reference model the generated set, and ``--metadata source=...`` or a data folder overrides both.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

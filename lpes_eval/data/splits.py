@@ -1,7 +1,5 @@
 """Which examples a search may see, and which the reported score is made of."""
 
-from __future__ import annotations
-
 from lpes_eval.errors import DataError
 from lpes_eval.rng import shuffled, stream
 

@@ -4,8 +4,6 @@ Each set is an archive ``NAME.zip`` with ``NAME/validation.jsonl`` and ``NAME/te
 files (about 20 examples each) have references and are held out. Scores (section 3.3; ``metrics/``) are in [0, 1].
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

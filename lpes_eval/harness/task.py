@@ -4,8 +4,6 @@ A benchmark is a class in ``lpes_eval.data`` that its YAML names. Its ``load`` g
 arguments, then ``--metadata``) as keywords and returns ``(rows, source)``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What a page is made of: runs of lm-eval, which of them can be paired, and searches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The optimisers of a search: each file in this folder defines one as ``OPTIMIZER``, and its name is a choice."""
 
-from __future__ import annotations
-
 import pkgutil
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """The published search: a constrained genetic algorithm over control points (Algorithm 1, Table 12)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

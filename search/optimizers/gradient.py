@@ -1,7 +1,5 @@
 """Gradient descent on the factors (App. C): the negative control, which in the paper makes the model worse."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any

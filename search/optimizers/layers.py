@@ -1,7 +1,5 @@
 """The default search: a map of what layers and bands of layers bear, then combinations of what helps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
