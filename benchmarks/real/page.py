@@ -18,6 +18,7 @@ from scipy import stats
 from benchmarks.pages import filled
 from benchmarks.real import POSITIONS
 from lpes_eval.compare.tables import markdown_table
+from lpes_eval.harness.task import gold_index
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/real/results"
@@ -76,7 +77,10 @@ def compared() -> str:
             values, plain = (100 * table(side, of, numbers) for side in (lines, by_factors["plain"]))
             gain = "" if name == "plain" else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(values - plain))
             first = title(*group) + (", decoded" if decoded and "kv_retrieval" in group else "")
-            cells = [f"{value:.1f}" for value in (*values.mean(0), values.mean())]
+            places = {gold_index(p, group[2]): f"{p:g} %" for p in reversed(POSITIONS)}  # those that coincide once
+            at = AT if values.shape[1] == len(AT) else sorted(places.values(), key=AT.index)
+            by_position = dict(zip(at, values.mean(0), strict=True)) | {"mean": values.mean()}
+            cells = [f"{by_position[name]:.1f}" if name in by_position else "" for name in (*AT, "mean")]
             rows.append([first, name, str(len(numbers)), *cells, gain])
     return markdown_table(["model, task", "factors", "n", *AT, "mean", "gain"], rows)
 

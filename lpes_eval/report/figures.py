@@ -182,7 +182,7 @@ def tradeoff(search: Search) -> Picture | None:
     for point in sorted(by_kind["individual"], reverse=True):
         if not front or point[1] > front[-1][1]:
             front.append(point)
-    if front:
+    if len(front) > 1:
         drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
     return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {prompts} search prompts")
