@@ -106,7 +106,7 @@ def _looks_for_the_longest(kind: Any) -> bool:
 
 
 def _kept(rotary: Any, call: dict[str, Any], divisors: Tensor) -> list[Any] | None:
-    """The tables of all layers as rows of kept ones; None where there is no row for each position."""
+    """The tables of all layers, looked up in kept ones; None where a position has no row there."""
     ids = call["position_ids"]
     if ids.ndim != 2 or ids.is_floating_point() or ids.is_meta or _looks_for_the_longest(rotary.__class__):
         return None

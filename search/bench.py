@@ -47,7 +47,7 @@ class Bench:
         return guards.load(self.args, self.evaluator(split), split, examples, self._measured_by)
 
     def measure(self, job: Job) -> dict[str, Any]:
-        """An individual's entry in the journal, but for key and origin; ``UserError`` if its fitness is no number."""
+        """What the journal keeps of one measurement; ``UserError`` if its fitness is no number."""
         evaluator, watched = self.evaluator(job.split), self.guards(job.split)
         part = evaluator.part(job.part)
         if job.measure == "likelihood":

@@ -14,7 +14,7 @@ from lpes_eval.errors import FactorsError, UserError
 from search import optimizers
 from search.optimizers.base import Optimizer
 from search.parser import PRESETS, build_parser
-from search.space import Y_HIGH, Y_LOW, Space
+from search.space import Space
 
 SETTINGS = ("optimizer", "curve", "control_points", "continuous", "skip", "seed", "generations", "start")
 """Flags that decide what a search finds, beside its optimiser's own."""
@@ -103,15 +103,10 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError("--engine_args: they are vLLM's; add --engine vllm")
     if args.ray_address and not args.workers:
         raise UserError("--ray_address: only workers join a cluster; add --workers N")
-    if isinstance(args.start, float) and not Space.allows(args.start, grid=not args.continuous):
-        raise UserError(f"--start {args.start:g}: is not searched; expected {heights(args)}")
+    space = Space(2, 1, grid=not args.continuous, low=optimizer.lowest)
+    if isinstance(args.start, float) and not space.allows(args.start):
+        raise UserError(f"--start {args.start:g}: is not searched; expected {space.heights}")
     return args
-
-
-def heights(args: argparse.Namespace) -> str:
-    """The factors that a search may try, as a refusal names them."""
-    span = f"{Y_LOW:g} to {Y_HIGH:g}"
-    return f"a factor from {span}" if args.continuous else f"tenths from {span} (--continuous leaves the grid)"
 
 
 def _start(args: argparse.Namespace, optimizer: type[Optimizer]) -> float | list[Any]:

@@ -1,4 +1,4 @@
-"""The command: ``python -m search.ga --tasks kv_retrieval`` searches layer factors for a model and writes them down."""
+"""The command ``python -m search.ga --tasks kv_retrieval``: it searches layer factors, by any optimiser."""
 
 import argparse
 import sys

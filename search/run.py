@@ -15,7 +15,7 @@ from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
 from lpes_eval.harness import plugin
 from search import guards, optimizers
-from search.config import SETTINGS, heights
+from search.config import SETTINGS
 from search.guards import PENALTY, rank
 from search.journal import Journal, packages
 from search.optimizers.base import Fitness, Generation, Optimizer
@@ -259,7 +259,8 @@ def make_optimizer(args: argparse.Namespace, evaluator: Evaluator, kind: type[Op
     if L < 2:
         left = f"the model has {evaluator.num_layers} layers, and at least 2 must be left to scale"
         raise UserError(f"--skip {args.skip}: {left}")
-    space = Space.free(L, grid) if args.curve == "free" else Space(L, args.control_points - 1, grid)
+    free = args.curve == "free"
+    space = Space.free(L, grid, kind.lowest) if free else Space(L, args.control_points - 1, grid, low=kind.lowest)
     config = {each.name: getattr(args, each.name) for each in fields(kind.Config) if each.name in args}
     return kind(
         space,
@@ -285,6 +286,6 @@ def start_points(args: argparse.Namespace, space: Space) -> Points:
     points = space.nearest(tuple((float(x), float(y)) for x, y in points))
     if not space.contains(points):
         xs = f"{'whole ' if space.grid else ''}x from 0 to {space.L - 1}"
-        expected = f"{space.d + 1} control points with {xs}, and for y {heights(args)}"
+        expected = f"{space.d + 1} control points with {xs}, and for y {space.heights}"
         raise UserError(f"--start: {[*map(list, points)]} is not searched; expected {expected}")
     return points

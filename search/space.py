@@ -34,13 +34,14 @@ class Individual:
 class Space:
     """The ``d + 1`` control points that may be searched, over ``L`` scaled layers (App. B).
 
-    ``grid`` is Table 9's, 1 in x and 0.1 in y; ``fixed_x`` leaves x where Eq. 8 puts them.
+    ``grid`` is Table 9's, 1 in x and 0.1 in y; ``fixed_x`` leaves x where Eq. 8 puts them; ``low`` is the least y.
     """
 
     L: int
     d: int = 3
     grid: bool = True
     fixed_x: bool = False
+    low: float = Y_LOW
 
     def __post_init__(self) -> None:
         """Refuse what Eq. 10 leaves no room for."""
@@ -50,9 +51,9 @@ class Space:
             raise UserError(f"{self.d + 1} control points do not fit {self.L} layer(s): {grid}; {way}")
 
     @classmethod
-    def free(cls, L: int, grid: bool = True) -> Space:
+    def free(cls, L: int, grid: bool = True, low: float = Y_LOW) -> Space:
         """One factor a layer and no curve (Table 7, "brute force"): a control point stands on every layer."""
-        return cls(L, L - 1, grid, fixed_x=True)
+        return cls(L, L - 1, grid, fixed_x=True, low=low)
 
     def start(self, y: float = Y_START) -> Points:
         """The same y everywhere, at the x of Eq. 8 (where the search sets out from 1.5), rounded to the grid."""
@@ -71,15 +72,20 @@ class Space:
             and points[0][0] >= 0
             and points[-1][0] <= self.L - 1
             and all(a < b for (a, _), (b, _) in pairwise(points))
-            and all(self.allows(y, self.grid) for _, y in points)
+            and all(self.allows(y) for _, y in points)
             and (not self.fixed_x or all(x == at for (x, _), (at, _) in zip(points, self.start(), strict=True)))
             and (not self.grid or all(x == round(x) for x, _ in points))
         )
 
-    @staticmethod
-    def allows(y: float, grid: bool) -> bool:
+    def allows(self, y: float) -> bool:
         """Whether a control point may stand at this height (Eq. 9), on Table 9's grid or off it."""
-        return Y_LOW <= y <= Y_HIGH and (not grid or y == round(y * Y_STEPS) / Y_STEPS)
+        return self.low <= y <= Y_HIGH and (not self.grid or y == round(y * Y_STEPS) / Y_STEPS)
+
+    @property
+    def heights(self) -> str:
+        """These heights, as a refusal names them."""
+        span = f"{self.low:g} to {Y_HIGH:g}"
+        return f"tenths from {span} (--continuous leaves the grid)" if self.grid else f"a factor from {span}"
 
     def uniform(self, low: float, high: float, steps: int, rng: Random) -> float:
         """A number from ``[low, high]``, both ends included on a grid of ``steps`` in one unit."""

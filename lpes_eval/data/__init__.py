@@ -1,1 +1,1 @@
-"""Where examples come from: generated, official files, splits, and the prompt budget."""
+"""Where examples come from: generated or official files, and their splits."""

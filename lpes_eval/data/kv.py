@@ -48,7 +48,7 @@ Corresponding value:"""
 
 @dataclass(frozen=True)
 class Question:
-    """Records, (key, value) pairs, and the number of the gold one, which moves; of None the one at the position is."""
+    """Records, (key, value) pairs; the number of the gold one, which moves, or None: it is the one at the position."""
 
     question_id: int
     records: tuple[Record, ...]

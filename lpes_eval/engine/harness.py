@@ -1,4 +1,4 @@
-"""lm-eval's own loop as an engine: for whatever ``lpes_eval.engine.exact`` cannot answer exactly."""
+"""lm-eval's own loop as an engine, for what ``lpes_eval.engine.exact`` cannot answer exactly; the others' base."""
 
 import contextlib
 import hashlib

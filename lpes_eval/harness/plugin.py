@@ -1,7 +1,7 @@
 """How the plain ``lm_eval`` command finds this package's models and tasks.
 
 lm-eval 0.4.13 looks for neither in other packages. So an install puts a small hook into Python's start-up
-(``_lpes_eval_hook``) that calls ``extend`` once one of two modules of ``lm_eval`` has been imported.
+(``_lpes_eval_hook``) that calls ``extend`` after each of two modules of ``lm_eval`` is imported.
 ``LPES_EVAL_PLUGIN=0`` turns it off. ``follow_evaluations`` and ``separate_caches`` are patched in by our own modules.
 Where another version of lm-eval breaks a part of ours, a line says so, and lm-eval goes on without it.
 """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a prompt, and what it is; of an item, ``begin`` and ``end`` characters belong to its place."""
+    """A part of a prompt, and what it is; ``begin`` first and ``end`` last characters stay where items are swapped."""
 
     label: str
     text: str

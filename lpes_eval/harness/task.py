@@ -111,7 +111,7 @@ class PositionTask(BenchmarkTask):
     """A benchmark by position: a question is one example, its positions are the example's requests.
 
     The results hold ``METRIC@P`` for every position P in percent, ``METRIC``, their mean, and ``METRIC_worst`` and
-    ``METRIC_spread`` (best minus worst position); of ``STRICT``, where a task has it, and ``unended`` no such two.
+    ``METRIC_spread`` (best minus worst position); ``STRICT``, where a task has it, and ``unended`` have no such two.
     lm-eval's standard error is clustered by question; those of worst and spread come from a bootstrap of questions.
 
     A subclass defines ``load``; ``METRIC``; ``SIZE``, the setting that says how many items its contexts have;
@@ -138,7 +138,7 @@ class PositionTask(BenchmarkTask):
         return self.example(**doc).target(position)
 
     def written(self, doc: dict[str, Any], position: float) -> str:
-        """A reference answer as a model that is right writes it, whose likelihood gradient descent raises."""
+        """A reference answer as a model that is right writes it, whose likelihood a search measures."""
         target = self.target(doc, position)
         return target if isinstance(target, str) else target[0]
 

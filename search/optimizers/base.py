@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from lpes_eval.errors import UserError
-from search.space import Y_START, Individual, Points, Space
+from search.space import Y_LOW, Y_START, Individual, Points, Space
 
 T = TypeVar("T")
 
@@ -72,6 +72,7 @@ class Optimizer:
     Config: ClassVar[type[Config]] = Config
     title: ClassVar[str] = ""
     default_start: ClassVar[float] = Y_START
+    lowest: ClassVar[float] = Y_LOW
     free: ClassVar[bool] = False
     """Whether it searches one factor a layer, whatever ``--curve`` says."""
     descends: ClassVar[bool] = False

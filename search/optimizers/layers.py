@@ -1,6 +1,7 @@
 """The default search: a map of what layers and bands of layers bear, then combinations of what helps."""
 
 import math
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +24,7 @@ ROUNDS, QUESTIONS = 8, 12
 """Times that a combination may be changed, and questions on which the changes are compared."""
 TUNING = (1.2, 1.1, 1.05)
 LEVEL = 0.05
-"""How probable it may be that where nothing helps an entry of the map seems to."""
+"""Family-wise error rate of the map; of a round of combinations it is half as much for each."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,13 @@ class LayerSearch(Optimizer):
 
     Config = LayerConfig
     title = "a map of what layers bear, by the likelihood of the answers; what helps is combined, judged by the score"
-    default_start = 1.0
+    default_start, lowest = 1.0, LOW
     free = True
+
+    @classmethod
+    def settle(cls, args: Namespace) -> None:
+        """Its factors are on no grid."""
+        args.continuous = True
 
     def _set_up(self, model: object) -> None:
         L = self.space.L

@@ -64,12 +64,19 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
     assert [y for _, y in skipping[0]] == [1.4, 1.3, 1.0]
     with pytest.raises(UserError, match="--start: 4 control points; expected 3"):
         first("--start", str(file), "--curve", "free", layers=3)
+    factors_file.Factors.from_list([1.0, 0.5, 0.333, 1.449]).save(file)  # as the default search may find
+    with pytest.raises(UserError, match=r"is not searched; expected .* tenths from 1 to 2"):
+        first("--start", str(file), "--curve", "free", layers=4)
+    with pytest.raises(UserError, match=r"is not searched; expected .* a factor from 0\.5 to 2$"):
+        first("--optimizer", "layers", "--start", str(file), layers=4)
+    factors_file.Factors.from_list([1.0, 0.5, 0.533, 1.449]).save(file)
+    assert [y for _, y in first("--optimizer", "layers", "--start", str(file), layers=4)[0]] == [1.0, 0.5, 0.533, 1.449]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--start", "1.25"], "--start 1.25: is not searched; expected tenths from 1 to 2"),
+        (["--optimizer", "ga", "--start", "1.25"], "--start 1.25: is not searched; expected tenths from 1 to 2"),
         (["--optimizer", "random"], "argument --optimizer: invalid choice: 'random'.*ga.*layers"),
         (["--metadata", "positions=0"], "--positions"),
         (["--positions", "100,0,50"], "--positions: found 100.*; expected different percentages from 0 to 100 in"),
