@@ -36,3 +36,16 @@ def task_manager():
     from lpes_eval.harness.plugin import own_tasks
 
     return lambda **metadata: own_tasks(metadata)
+
+
+@pytest.fixture(scope="session")
+def evaluate(task_manager):
+    """lm-eval's results on this project's tasks, of short answers."""
+
+    def run(lm, tasks, limit=None, options=(), **metadata):
+        import lm_eval
+
+        options = {"gen_kwargs": {"max_gen_toks": 8}, "bootstrap_iters": 0, **dict(options)}
+        return lm_eval.simple_evaluate(lm, tasks=tasks, limit=limit, task_manager=task_manager(**metadata), **options)
+
+    return run

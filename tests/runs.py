@@ -102,10 +102,9 @@ def write_tasks(folder, **tasks):
 
 
 def put(path, place, value):
-    """Put a value in a place of a JSON file."""
-    data = json.loads(path.read_text())
-    at = data
-    for key in place[:-1]:
+    data = at = json.loads(path.read_text())
+    *folders, last = place
+    for key in folders:
         at = at[key]
-    at[place[-1]] = value
+    at[last] = value
     path.write_text(json.dumps(data))

@@ -24,20 +24,12 @@ def comparison(*paths, **options):
     return compare(*(results.read(path) for path in paths), **options)
 
 
-def test_files_of_lm_eval_itself_are_read(tmp_path, task_manager):
-    import lm_eval
+def test_files_of_lm_eval_itself_are_read(tmp_path, evaluate):
     from lm_eval.loggers import EvaluationTracker
 
     tracker = EvaluationTracker(output_path=str(tmp_path / "out"))
-    evaluated = lm_eval.simple_evaluate(
-        model="lpes",
-        tasks=["kv_retrieval"],
-        task_manager=task_manager(num_keys=3, positions=[0, 100]),
-        gen_kwargs={"max_gen_toks": 8},
-        limit=4,
-        evaluation_tracker=tracker,
-        bootstrap_iters=0,
-    )
+    options = {"evaluation_tracker": tracker}
+    evaluated = evaluate("lpes", ["kv_retrieval"], 4, options, num_keys=3, positions=[0, 100])
     samples = evaluated.pop("samples")
     tracker.save_results_aggregated(results=evaluated, samples=samples)
     tracker.save_results_samples(task_name="kv_retrieval", samples=samples["kv_retrieval"])

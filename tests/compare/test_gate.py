@@ -17,7 +17,6 @@ from simulated import chances, draw, run_with, task_of
 
 
 def regress(old, new, **options):
-    """The gate's verdict on two runs, or on two arrays of scores."""
     old, new = (side if isinstance(side, Results) else run_with(toy=side) for side in (old, new))
     return gate.regress(old, new, gate.Options(**options))
 

@@ -66,14 +66,3 @@ def toy(tmp_path_factory, tokenizer):
         return HFLM(str(folder), device="cpu", batch_size=2, **arguments)
 
     return model
-
-
-@pytest.fixture(scope="session")
-def evaluate(task_manager):
-    def run(lm, tasks, limit=None, options=(), **metadata):
-        import lm_eval
-
-        options = {"gen_kwargs": {"max_gen_toks": 8}, "bootstrap_iters": 0, **dict(options)}
-        return lm_eval.simple_evaluate(lm, tasks=tasks, limit=limit, task_manager=task_manager(**metadata), **options)
-
-    return run

@@ -9,10 +9,7 @@ import pytest
 from lpes_eval.data import kv, leval, mdqa, perplexity, zeroscrolls
 from lpes_eval.errors import DataError
 
-TASKS = Path(__file__).resolve().parents[2] / "tasks"
-
 CONTEXTS = mdqa.LINE["ctxs"]
-ZERO = {**zeroscrolls.LINE, "output": "x"}
 
 
 def read_archived(path):
@@ -25,7 +22,7 @@ READERS = {  # benchmark -> a reader of a file, and a line that it reads
     "kv": (lambda path: kv.read(path, 2), kv.LINE),
     "mdqa": (lambda path: mdqa.read(path, 2), mdqa.LINE),
     "leval": (lambda path: leval.read(path, "sci_fi"), {**leval.LINE, "outputs": ["True [fact: False]"]}),
-    "zeroscrolls": (read_archived, ZERO),
+    "zeroscrolls": (read_archived, {**zeroscrolls.LINE, "output": "x"}),
     "perplexity": (perplexity.read, {"text": "TEXT"}),
 }
 
@@ -75,7 +72,8 @@ def test_the_lines_that_the_readmes_show_are_read(tmp_path, write):
         ("mdqa_pos", mdqa.read, 2, "Document [1](Title: New mill)"),
         ("kv_retrieval", kv.read, 3, "Extract the value"),
     ):
-        (shown,) = re.findall(r"^```json\n(.*)\n```$", (TASKS / folder / "README.md").read_text(), re.M)
+        page = Path(__file__).resolve().parents[2] / "tasks" / folder / "README.md"
+        (shown,) = re.findall(r"^```json\n(.*)\n```$", page.read_text(), re.M)
         (question,) = read(write(tmp_path / "f.jsonl", shown), size)
         assert beginning in question.prompt(100)
     assert question.prompt(100).endswith('"beta": "23"}\n\nKey: "beta"\nCorresponding value:')

@@ -21,7 +21,6 @@ POSITIONS = (0, 25, 50, 75, 100)
 
 
 def line(number: int, num_documents: int = 10, gold_at: int = 0) -> dict:
-    """A line of an official file."""
     contexts = [
         {"id": str(i), "title": f"Title {number}.{i}", "text": f"Text {i} of\n{number}.", "isgold": False}
         for i in range(1, num_documents)
@@ -80,21 +79,15 @@ def test_a_file_that_cannot_be_divided_is_refused(tmp_path, write, lines, messag
         mdqa.load(num_documents=10, data_dir=str(tmp_path))
 
 
-def synthwiki(path, passages=20):
-    """A file in SynthWiki's form: passages about somebody each, and two questions to each."""
-    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["context", "question", "answer"])
-        for n in range(passages):
-            context = f'Person {n} is a "painter",\nborn in Town-{n:02} with Friend-{n:02}.'
-            rows.writerow([context, f"Where was Person {n} born?", f"Town-{n:02}"])
-            rows.writerow([context, f"Who is Person {n}'s friend?", f'"Friend-{n:02}"'])
-    return path
-
-
 def test_synthwiki_gets_distractors_about_others_and_its_splits_share_no_passage(tmp_path):
-    path = synthwiki(tmp_path / "madlibs.csv.gz")
-    drawn = {}
+    path, drawn = tmp_path / "madlibs.csv.gz", {}
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["context", "question", "answer"])
+        for n in range(20):
+            context = f'Person {n} is a "painter",\nborn in Town-{n:02} with Friend-{n:02}.'
+            table.writerow([context, f"Where was Person {n} born?", f"Town-{n:02}"])
+            table.writerow([context, f"Who is Person {n}'s friend?", f'"Friend-{n:02}"'])
     for split, questions in (("held_out", 24), ("search", 16), ("all", 40)):
         rows, source = mdqa.load(num_documents=5, source="synthwiki", text_file=str(path), split=split)
         assert (source.version(3), len(rows), source.total) == ("3 synthwiki: madlibs+drawn", questions, 40)
@@ -133,12 +126,9 @@ def test_a_file_that_is_not_synthwikis_is_refused(tmp_path, name, content, messa
         kv.load(source="synthwiki")
 
 
-PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
-
-
 def reference_normalize(text: str) -> str:
     """SQuAD's four steps, character by character."""
-    kept = "".join(c for c in text.lower() if c not in PUNCTUATION)
+    kept = "".join(c for c in text.lower() if c not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
     runs = ["".join(run) for _, run in groupby(kept, lambda c: category(c)[0] in "LM" or category(c) in "Nd Nl Pc")]
     return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
 
@@ -148,32 +138,26 @@ def test_normalisation_equals_a_second_implementation(text):
     assert mdqa.normalize(text) == reference_normalize(text)
 
 
-WORKED = [  # prediction, accepted answers, score
-    ("Wilhelm Conrad Röntgen", ["Wilhelm Conrad Röntgen"], 1.0),
-    ("It was WILHELM CONRAD RÖNTGEN, in 1901.", ["Wilhelm Conrad Röntgen"], 1.0),
-    ("Rontgen", ["Röntgen"], 0.0),  # accents count
-    ("Ro\u0308ntgen", ["R\u00f6ntgen"], 0.0),  # and are not composed
-    ("March 14 1712", ["14 March 1712", "March 14, 1712"], 1.0),
-    ("the answer is the beatles", ["Beatles"], 1.0),
-    ("big\xa0 cat", ["The big,\t an a cat"], 1.0),  # all articles go, and all white space is a space
-    ("pris", ["Paris"], 0.0),  # an article is a word
-    ("don't, co-op", ["dont coop"], 1.0),
-    ("don\u2019t", ["dont"], 0.0),  # ASCII's punctuation alone goes
-    ("theatre", ["the"], 1.0),  # an article alone normalises to nothing and is in everything
-    ("", ["*"], 1.0),  # so is punctuation alone
-    ("\nParis", ["Paris"], 0.0),  # newline first: nothing is left to score
-    ("London\r\nParis", ["Paris"], 0.0),
-    ("parish", ["Paris"], 1.0),  # contained is enough
-    ("41,200 people", ["41200"], 1.0),
-    ("1 41 200", ["41,200"], 0.0),
-    ("\u0301 b", ["a\u0301 b"], 0.0),  # an accent is part of the word before it: this is no article
-    ("Paris", [], 0.0),
-]
-
-
-@pytest.mark.parametrize(("prediction", "answers", "score"), WORKED)
-def test_worked_cases(prediction, answers, score):
-    assert mdqa.best_subspan_em(prediction, answers) == score
+def test_worked_cases():
+    for prediction, answers, score in (
+        ("It was WILHELM CONRAD RÖNTGEN, in 1901.", ["Wilhelm Conrad Röntgen"], 1.0),
+        ("Rontgen", ["Röntgen"], 0.0),  # accents count
+        ("Ro\u0308ntgen", ["R\u00f6ntgen"], 0.0),  # and are not composed
+        ("March 14 1712", ["14 March 1712", "March 14, 1712"], 1.0),
+        ("the answer is the beatles", ["Beatles"], 1.0),
+        ("big\xa0 cat", ["The big,\t an a cat"], 1.0),  # all articles go, and all white space is a space
+        ("pris", ["Paris"], 0.0),  # an article is a word
+        ("don't, co-op", ["dont coop"], 1.0),
+        ("don\u2019t", ["dont"], 0.0),  # ASCII's punctuation alone goes
+        ("theatre", ["the"], 1.0),  # an article alone normalises to nothing and is in everything
+        ("", ["*"], 1.0),  # so is punctuation alone
+        ("\nParis", ["Paris"], 0.0),  # newline first: nothing is left to score
+        ("parish", ["Paris"], 1.0),  # contained is enough
+        ("1 41 200", ["41,200"], 0.0),
+        ("\u0301 b", ["a\u0301 b"], 0.0),  # an accent is part of the word before it: this is no article
+        ("Paris", [], 0.0),
+    ):
+        assert mdqa.best_subspan_em(prediction, answers) == score, prediction
 
 
 @pytest.mark.parametrize("place", ["", "10_total_documents", "qa_data"])
@@ -191,10 +175,7 @@ def test_a_folder_may_be_laid_out_as_the_repository_and_hold_either_form(tmp_pat
 
 @pytest.fixture(scope="module")
 def task(task_manager):
-    """The task as lm-eval loads it, its requests built for two questions."""
-    found = task_manager().load(["mdqa_pos"])["tasks"]["mdqa_pos"]
-    found.build_all_requests(limit=2)
-    return found
+    return task_manager().load(["mdqa_pos"])["tasks"]["mdqa_pos"]
 
 
 @pytest.mark.parametrize(("name", "documents"), [("mdqa_pos", 10), ("mdqa_pos_20", 20)])

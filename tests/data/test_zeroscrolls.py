@@ -30,7 +30,6 @@ GOV_REPORT = (
 
 
 def row(name: str, number: int, document: str, output: str | None) -> dict:
-    """A line in the benchmark's form."""
     template, header = (GOV_REPORT, "\n\nSummary:\n") if name == "gov_report" else (QASPER, "\n\nAnswer:\n")
     text = template.format(document=document, header=header)
     start = text.index(":\n") + 2

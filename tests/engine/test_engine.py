@@ -46,7 +46,6 @@ def alone(lm, requests):
 
 
 def texts(engine, **options):
-    """The first response to every request, in their order."""
     answers = {i: responses[0] for batch in engine.answer(**options) for i, responses in batch.items()}
     return [answers[i] for i in sorted(answers)]
 
@@ -86,7 +85,6 @@ def tiny_lm(family, attention="sdpa", **settings):
 
 @pytest.fixture(scope="module")
 def toy_lm():
-    """A Llama of three layers."""
     lm = tiny_lm("llama", num_hidden_layers=3, **SPECIAL)
     rope.apply(lm.model, [1.0, 1.3, 1.2])
     return lm

@@ -54,7 +54,6 @@ def generated(model, given=None, **options):
 
 
 def apart(a, b):
-    """The largest difference."""
     return (a - b).abs().max().item()
 
 
@@ -91,7 +90,6 @@ def evaluate(model, task_manager, arguments="", limit=2, **metadata):
 
 
 def answers(results):
-    """Every answer of a run."""
     return [(sample["doc_id"], sample["arguments"], sample["resps"]) for sample in results["samples"][TASK]]
 
 

@@ -19,8 +19,7 @@ from tiny_models import BUILT, tiny_config, tiny_model
 
 WITHOUT_ONE_BASE = {"gemma3_text", "gpt_oss", "granite_swa"}
 OTHERS = sorted(set(BUILT) - set(REFUSED_FAMILIES) - set(FAMILIES))
-BY_PROMPT = ("attention_sorting", "calibrated_attention")  # which need to know a prompt's documents
-CHANGING = [name for name in methods.names() if name not in BY_PROMPT]
+CHANGING = sorted({*methods.names()} - {"attention_sorting", "calibrated_attention"})  # which need to know documents
 ROTATING = [name for name in CHANGING if name not in ("lpes", "pi")]
 
 
@@ -176,7 +175,6 @@ def test_likelihoods_take_the_last_token_of_the_context_for_the_prompts_end(name
     lm = methods.load(name)(batch_size=3, max_length=100, **settings)
 
     def alone(context, continuation):
-        """The log-likelihood of one request, without a batch."""
         context = context[-101 + len(continuation) :]
         with torch.no_grad(), lm.method.prompt_ends_at(len(context) - 1):
             found = lm.model(torch.tensor([context + continuation[:-1]])).logits[0, -len(continuation) :]

@@ -8,11 +8,10 @@ from lpes_eval.errors import CacheError
 from lpes_eval.methods.attention_buckets import AttentionBuckets
 from tiny_models import tiny_config, tiny_model
 
-FAMILIES = ("llama", "mistral", "gemma2", "stablelm")
 BASES = (10000.0, 17500.0, 25000.0)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "stablelm"])
 def model(request):
     return tiny_model(tiny_config(request.param))
 

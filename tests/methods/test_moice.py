@@ -16,39 +16,34 @@ from slow import causal, slow_llama, slow_weights, turn
 from tiny_models import tiny_config, tiny_model
 
 
-def build(family="llama", **changes):
-    return tiny_model(tiny_config(family, **changes))
-
-
 def make_router(model, **options):
     described = MoICE.benchmark_settings(model)["router"].config
     return spread(Router(replace(described, **options), seed=1)).requires_grad_(False)
 
 
 @pytest.mark.parametrize("top_k", [7, 3])
-def test_logits_are_those_of_a_slow_implementation(top_k):
-    model, tokens = build(), inputs()["input_ids"][1, :12]
-    made = make_router(model, top_k=top_k)
+def test_logits_are_those_of_a_slow_implementation(llama, top_k):
+    tokens, made = inputs()["input_ids"][1, :12], make_router(llama, top_k=top_k)
 
     def attend(h, hidden, project):
         q, k, v = (project(name, hidden) for name in "qkv")
         w1, w2, w3 = (w[h].double().tolist() for w in (made.w1, made.w2, made.w3))
         out = []
         for query, key, value in zip(q, k, v, strict=True):
-            by_base = [[turn(model, x, base=base) for x in (query, key)] for base in made.config.bases]
+            by_base = [[turn(llama, x, base=base) for x in (query, key)] for base in made.config.bases]
             weights = torch.tensor([slow_weights(turned, w1, w2, w3, top_k) for turned in by_base[0][0].tolist()]).T
             attended = (causal(*turned, value) for turned in by_base)
             out.append(sum(w[:, None] * a for w, a in zip(weights, attended, strict=True)))
         return torch.stack(out)
 
-    expected = slow_llama(model, tokens, attend)
-    MoICE.apply(model, router=made)
-    assert apart(logits(model, input_ids=tokens[None])[0], expected) < 1e-4
+    expected = slow_llama(llama, tokens, attend)
+    MoICE.apply(llama, router=made)
+    assert apart(logits(llama, input_ids=tokens[None])[0], expected) < 1e-4
 
 
 @pytest.mark.parametrize(("attention", "changes"), [("eager", {}), ("sdpa", {"sliding_window": 7}), ("sdpa", {})])
 def test_bases_at_once_are_bases_in_turns_in_any_implementation(attention, changes, monkeypatch):
-    model = build("mistral", **changes)
+    model = tiny_model(tiny_config("mistral", **changes))
     model.set_attn_implementation(attention)
     MoICE.apply(model, router=make_router(model))
     at_once = logits(model), generated(model)
@@ -58,21 +53,15 @@ def test_bases_at_once_are_bases_in_turns_in_any_implementation(attention, chang
         assert apart(found, expected) < 3e-5
 
 
-# -- the cache
-
-
-def test_a_cache_holds_keys_for_every_base_and_values_once():
-    model, plain = build(), DynamicCache()
-    logits(model, past_key_values=plain)
-    MoICE.apply(model, router=make_router(model))
-    for cache in (DynamicCache(), DynamicCache(config=model.config)):
-        logits(model, past_key_values=cache, use_cache=True)
+def test_a_cache_holds_keys_for_every_base_and_values_once(llama):
+    plain = DynamicCache()
+    logits(llama, past_key_values=plain)
+    MoICE.apply(llama, router=make_router(llama))
+    for cache in (DynamicCache(), DynamicCache(config=llama.config)):
+        logits(llama, past_key_values=cache, use_cache=True)
         for before, after in zip(plain.layers, cache.layers, strict=True):
             assert after.keys.numel() == 7 * before.keys.numel()
             assert after.values.shape == before.values.shape
-
-
-# -- the model type
 
 
 def test_a_router_is_described_as_it_was_read_and_the_shipped_one_is_the_default(routed):
@@ -88,7 +77,7 @@ def test_a_router_is_described_as_it_was_read_and_the_shipped_one_is_the_default
 
 @pytest.mark.usefixtures("nothing_is_loaded")
 def test_what_is_wrong_with_a_router_is_said_before_any_weight_is_loaded(tmp_path):
-    build().config.save_pretrained(tmp_path)
+    tiny_config("llama").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"moice needs router=.*moice\.train"):
         MoICE(pretrained=str(tmp_path))
     with pytest.raises(UserError, match=r"6 layers of 4 heads of size 32.* has 4 layers of 4 heads of size 16"):

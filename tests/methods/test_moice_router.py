@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lpes_eval import reference
 from lpes_eval.data import fiction, kv
@@ -16,6 +16,7 @@ from lpes_eval.methods.moice import MoICE, train
 from lpes_eval.methods.moice import router as routers
 from lpes_eval.methods.moice.router import Router, RouterConfig
 from lpes_eval.methods.tables import PUBLISHED_BASES
+from tiny_models import tiny_config, tiny_model
 
 TEXTS = [f"{n}. The river runs past the mill {n}" for n in range(3)]
 SMALL = train.Settings(text="texts", length=40, steps=6, batch=3, rate=0.05)
@@ -23,9 +24,6 @@ SMALL = train.Settings(text="texts", length=40, steps=6, batch=3, rate=0.05)
 
 def config(**changes):
     return RouterConfig(**{"layers": 3, "heads": 2, "head_dim": 8} | changes)
-
-
-# -- files
 
 
 def test_a_router_comes_back_from_its_file_and_the_same_router_gives_the_same_bytes(tmp_path):
@@ -68,18 +66,13 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(tmp_path, words, tensors,
     assert "\n" not in str(caught.value)
 
 
-# -- training
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A random model of two layers with a tokenizer, and three texts: as many as a batch has."""
     path = tmp_path_factory.mktemp("model")
     tokenizer = AutoTokenizer.from_pretrained(reference.path())
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    made = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, initializer_range=0.3, **sizes)
-    LlamaForCausalLM(made).save_pretrained(path)
+    config = tiny_config("llama", vocab_size=len(tokenizer), num_hidden_layers=2, initializer_range=0.3)
+    tiny_model(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
     (path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
@@ -145,9 +138,6 @@ def test_what_cannot_be_trained_is_said_in_one_line(folder, tmp_path, capsys, mo
         error = capsys.readouterr().err
         assert words in error
         assert "Traceback" not in error
-
-
-# -- generated training data
 
 
 @pytest.mark.parametrize("task", train.TASKS)

@@ -16,14 +16,10 @@ SETTINGS = {"search": {"optimizer": "ga", "curve": "bezier"}}
 
 
 def write_search(folder, lines, settings=SETTINGS):
-    folder.mkdir()
-    write_journal(folder, lines, settings)
-    return folder
-
-
-def write_journal(folder, lines, settings=SETTINGS):
+    folder.mkdir(exist_ok=True)
     whole = "".join(json.dumps(line) + "\n" for line in [{"settings": settings}, *lines])
     (folder / "journal.jsonl").write_text(whole + '{"key": "torn')
+    return folder
 
 
 def individual(number, at, **more):
@@ -84,11 +80,11 @@ def test_watch_shows_a_search_until_it_ends_and_its_page_can_be_written_meanwhil
         page = tmp_path / "report.html"
         assert cli.main(["report", str(folder), "-o", str(page)]) == 0
         assert f"{len(looks)}, of which 0 given up early" in page.read_text()
-        write_journal(folder, [individual(n, 0.6 + 0.1 * n, origin="a\x1bb") for n in range(len(looks) + 1)])
+        write_search(folder, [individual(n, 0.6 + 0.1 * n, origin="a\x1bb") for n in range(len(looks) + 1)])
         ended = {"finished": len(looks) == 2}  # not before its held-out examples
         (folder / "report.json").write_text(json.dumps(ended))
 
-    write_journal(folder, [individual(0, 0.6, origin="a\x1bb")])
+    write_search(folder, [individual(0, 0.6, origin="a\x1bb")])
     monkeypatch.setattr("time.sleep", meanwhile)
     assert cli.main(["watch", str(folder)]) == 0
     shown = [re.split(" {2,}", line)[:4] for line in capsys.readouterr().out.splitlines() if "generation" in line]

@@ -48,10 +48,6 @@ def test_a_batch_shares_no_keys_with_a_batch_under_other_factors(model, ids):
         expected = model.generate(prompt, generation_config=greedy)[0, prompt.shape[1] :].tolist()
         (found,) = model.generate_batch(prompt.tolist(), warmup=False, **options).values()
         assert found.generated_tokens == expected
-    lpes_eval.remove(model)
-
-
-# -- the same where forwards are compiled ----------------------------------------------------------------------------
 
 
 def compiled(model, **options):

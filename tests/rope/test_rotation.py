@@ -98,8 +98,6 @@ def test_generation_with_a_cache_equals_generation_without(attention, ids):
     assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
 
 
-# -- on top of every kind of RoPE that a model may have itself, against the kinds' own frequencies ---------------------
-
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-3}  # logits are of the order of 10
 TRAINED = 32  # positions that the models below were "trained" on; they are run below and above it
 OF_TRAINED = {"original_max_position_embeddings": TRAINED}
@@ -135,9 +133,6 @@ def test_factors_divide_positions_at_the_frequencies_of_the_true_length(kind, fa
         lpes_eval.remove(model)
         torch.testing.assert_close(found, by_hand(model, ids, factors, *rotation), **TOLERANCE)
         assert (found - plain).abs().max() > 0.1
-
-
-# -- factors as a tensor ---------------------------------------------------------------------------------------------
 
 
 def test_gradients_reach_factors_that_are_a_tensor(ids):
@@ -180,9 +175,6 @@ def test_a_tensor_gives_what_its_numbers_give_and_counts_as_it_is_now(model, ids
     assert torch.allclose(moved, logits(model, ids), atol=1e-5)
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
-
-
 def test_wrong_factors_are_refused_with_their_file_and_leave_the_model_as_it_was(model, ids, tmp_path):
     path = tmp_path / "f.json"
     Factors.from_list([1.5] * 5).save(path)
@@ -194,16 +186,11 @@ def test_wrong_factors_are_refused_with_their_file_and_leave_the_model_as_it_was
         other_depth.format(3): ([1.0] * 3, np.ones(3), torch.ones(3)),
         r"factors: factors\[2\]: found 0.0": (zero, torch.tensor(zero)),
         "factors: a tensor of shape": (torch.ones(4, 1), torch.tensor(1.5)),
-        "no-such-file.json: no such file": ("no-such-file.json",),
-        "factors=True: expected": (True,),
     }.items():
         for wrong in given:
             with pytest.raises(FactorsError, match=f"^{reason}"):
                 lpes_eval.apply(model, wrong)
     assert torch.equal(logits(model, ids), before)
-
-
-# -- models that are copied, saved, placed on devices, wrapped or adapted ---------------------------------------------
 
 
 def saved_and_loaded(model):

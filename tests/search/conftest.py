@@ -30,7 +30,6 @@ def toy_lm():
 
 @pytest.fixture(scope="session")
 def load(toy_lm, task_folder):
-    """Loads tasks of ``task_folder``."""
     from search.tasks import load_tasks
 
     return lambda *names, **options: load_tasks(toy_lm, names, include_path=task_folder, **options)

@@ -141,7 +141,6 @@ WAYS = {"held out": ["--held_out_examples", "2"], "budget": ["--held_out_example
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What it finds without workers."""
     return {way: searched(tmp_path_factory.mktemp("alone"), *flags) for way, flags in WAYS.items()}
 
 

@@ -47,18 +47,15 @@ def harness(toy_lm, task_folder, monkeypatch):
     return scores
 
 
-COLUMNS = ["toy@0", "toy@50", "toy@100"]
-
-
 def test_fitness_equals_simple_evaluate_example_by_example(toy_lm, load, harness):
     tasks = load("toy", lambdas=[0.2, 0.3, 0.5])
     fast = [Evaluator(toy_lm, tasks, tokens_per_batch=budget) for budget in (40, 4000)]
     assert all(evaluator.slow_because is None for evaluator in fast)
     slow = Evaluator(toy_lm, tasks, fast=False)
-    assert list(slow.columns) == COLUMNS
-    seen, ended = set(), {}
+    columns, seen, ended = ["toy@0", "toy@50", "toy@100"], set(), {}
+    assert list(slow.columns) == columns
     for factors in individuals(2, seed=1):
-        expected = {column: harness(factors, "toy", column.replace("toy", "hits")) for column in COLUMNS}
+        expected = {column: harness(factors, "toy", column.replace("toy", "hits")) for column in columns}
         means = [sum(values) / len(values) for values in expected.values()]
         for evaluator in (*fast, slow):
             measured = evaluator(factors)
@@ -83,9 +80,6 @@ def test_multiple_choice_and_an_error_rate_are_fitness_too(toy_lm, load, harness
         assert measured.fitness == pytest.approx(0.75 * scores["toy_choice"] - 0.25 * scores["toy_plain"])
 
 
-CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -97,7 +91,10 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if ad
     ids=lambda options: "+".join(options),
 )
 def test_lm_evals_flags_mean_what_they_mean_to_lm_eval(toy_lm, load, harness, monkeypatch, options):
-    monkeypatch.setattr(toy_lm.tokenizer, "chat_template", CHAT)
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    monkeypatch.setattr(toy_lm.tokenizer, "chat_template", template)
     (part,), (other,) = load("toy_plain", **options), load("toy_plain")
     asked, otherwise = ([request.args for request in each.task.instances] for each in (part, other))
     assert asked != otherwise
@@ -193,10 +190,11 @@ def test_positions_at_which_the_gold_item_stands_at_the_same_place_count_once(to
     search, weights = kv(4, (0, 20, 50, 100), lambdas=[1, 5, 1, 2])
     assert weights == {"first_value_acc@0": 0.25, "first_value_acc@50": 0.25, "first_value_acc@100": 0.5}
     assert search.note == "kv_retrieval: 20 % is the place of 0 %, so it is not asked or counted again"
-    held_out, weights = kv(4, None, split="held_out")
-    assert weights == {f"first_value_acc@{position}": 0.25 for position in (0, 40, 80, 100)}  # records 0, 1, 2, 3
-    assert held_out.left_out == {20: 0, 60: 40}
-    assert len(held_out.task.instances) == 3 * 4
+    held_out, weights = kv(3, None, split="held_out")
+    assert weights == pytest.approx({f"first_value_acc@{position}": 1 / 3 for position in (0, 60, 100)})
+    assert held_out.left_out == {20: 0, 40: 0, 80: 60}
+    prompts = [request.args[0] for request in held_out.task.instances]
+    assert len({*prompts}) == len(prompts) == 3 * 3
     search, weights = kv(6, None)
     assert len(weights) == 6
     assert search.note == ""
@@ -218,7 +216,6 @@ def test_other_prompts_documents_weights_or_another_model_are_another_fitness(to
 
 
 def edited(task_folder, folder, before, after):
-    """A copy of the toy tasks with other code."""
     file = shutil.copytree(task_folder, folder) / "utils.py"
     text = file.read_text()
     assert before in text

@@ -49,8 +49,6 @@ def test_positions_are_drawn_by_their_weights(loss):
 
 
 class Planned:
-    """A loss whose gradients are given."""
-
     num_layers = 3
     choose = staticmethod(lambda uniform, other: (0, 0))
 

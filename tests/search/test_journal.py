@@ -14,13 +14,12 @@ from lpes_eval import entries
 from lpes_eval.errors import DataError, UserError
 from search.journal import Journal
 
-TOY = [sys.executable, str(Path(__file__).with_name("toy_search.py"))]
-REPOSITORY = Path(__file__).parents[2]
-
 
 def start(folder, name="ga"):
-    pipe, env = subprocess.PIPE, {"PYTHONPATH": str(REPOSITORY), "PATH": ""}
-    return subprocess.Popen([*TOY, str(folder), name], stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY, env=env)
+    root, pipe = Path(__file__).parents[2], subprocess.PIPE
+    command = [sys.executable, str(Path(__file__).with_name("toy_search.py")), str(folder), name]
+    env = {"PYTHONPATH": str(root), "PATH": ""}
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=root, env=env)
 
 
 @pytest.mark.parametrize("name", ["ga", "layers"])

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from statistics import mean
 
 import pytest
 
@@ -86,10 +87,6 @@ def search(lm, tmp_path, monkeypatch):
         return tmp_path / folder
 
     return call
-
-
-def mean(factors):
-    return sum(factors) / len(factors)
 
 
 def test_a_model_that_one_factor_helps_best_ends_with_it(search):

@@ -24,9 +24,6 @@ def ga(space, *, N_ps=32, N_pa=12, N_mu=16, N_cr=4, N_ct=4, M_x=2, M_y=0.2, T=20
     return GeneticAlgorithm(space, GeneticConfig(N_ps, N_pa, N_mu, N_cr, N_ct, M_x, M_y), generations=T, **options)
 
 
-TABLE_9_Y = {1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0}
-
-
 def equation_9(parent, k, L, M_x, M_y):
     """Bounds of control point k: ((x_low, x_high), (y_low, y_high))."""
     x, y, d = [x for x, _ in parent], parent[k][1], len(parent) - 1
@@ -48,7 +45,6 @@ def run(algorithm, fitness):
 
 
 def search(algorithm, fitness):
-    """The individuals of all generations."""
     return [generation.individuals for generation in run(algorithm, fitness)[0]]
 
 
@@ -67,14 +63,14 @@ any_space = st.one_of(spaces, st.builds(Space.free, st.integers(2, 24), st.boole
 @given(any_space, st.integers(0, 2**32), st.integers(0, 5), st.integers(0, 10))
 def test_every_individual_obeys_equation_10_and_the_grid_and_every_mutant_equation_9(space, seed, M_x, tenths):
     algorithm = ga(space, N_ps=8, N_pa=4, T=4, N_mu=6, N_cr=2, M_x=M_x, M_y=tenths / 10, seed=seed)
-    M_x = 0 if space.fixed_x else M_x
+    M_x, TABLE_9 = 0 if space.fixed_x else M_x, [tenth / 10 for tenth in range(10, 21)]
     for individual in itertools.chain(*search(algorithm, noise(seed))):
         xs = [x for x, _ in individual.points]
         assert len(xs) == space.d + 1
         assert xs == sorted({*xs, max(xs[0], 0), min(xs[-1], space.L - 1)})  # Eq. 10
         assert all(1 <= y <= 2 for _, y in individual.points)
         if space.grid:
-            assert all(x in range(space.L) and y in TABLE_9_Y for x, y in individual.points)
+            assert all(x in range(space.L) and y in TABLE_9 for x, y in individual.points)
         if individual.origin != "mutation":
             continue
         (parent,) = individual.parents
@@ -189,11 +185,8 @@ def test_more_parents_than_individuals_are_refused():
 QUESTIONS = 96
 
 
-def layer_search(value, L=6, score=None, **settings):
-    """Its generations, the factors that it ends with, and itself.
-
-    ``value`` gives a question's likelihood from the factors and its number, ``score`` its score.
-    """
+def layer_search(value, L=6, score=None):
+    """Its generations, factors and itself, where ``value`` gives a question's likelihood and ``score`` its score."""
     generations, space = [], Space.free(L)
 
     def measure(generation):
@@ -203,7 +196,7 @@ def layer_search(value, L=6, score=None, **settings):
         rows = [[fitness(heights(individual), q) for q in asked] for individual in generation.individuals]
         return [Fitness(sum(row) / len(row), row) for row in rows]
 
-    algorithm = LayerSearch(space, LayerSearch.Config(**settings), start=space.start(1.0), examples=QUESTIONS)
+    algorithm = LayerSearch(space, LayerSearch.Config(), start=space.start(1.0), examples=QUESTIONS)
     best = drive(algorithm, measure)
     assert sum(len(generation.individuals) for generation in generations) <= algorithm.max_evaluations
     return generations, heights(best), algorithm

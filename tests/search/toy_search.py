@@ -17,8 +17,6 @@ SETTINGS = {"ga": {"population": 12, "parents": 4, "mutations": 6, "crossovers":
 
 
 class Bench:
-    """Individuals are measured by a formula."""
-
     part = staticmethod(lambda examples: None)
     by_question = staticmethod(lambda *entry: [])
     num_layers = L
@@ -34,7 +32,6 @@ class Bench:
 
 
 def search(optimizer, bench=None, curve="bezier", **flags):
-    """A search of these parts, without a model."""
     fixed = {"curve": curve, "skip": 0, "budget": None, "early_stopping": None, "early_stopping_error": 0.3}
     args = SimpleNamespace(**fixed | flags)
     return Search(args, bench or Bench(), optimizer, {"seed": {"seed": 0}})

@@ -12,15 +12,8 @@ def load(**metadata):
     rows = []
     for i in range(12):
         words = [WORDS[(i * 3 + k) % 8] + str(k) for k in range(5 + i % 3)]
-        rows.append(
-            {
-                "question_id": i,
-                "text": f"{' '.join(words)} number 0 is:",
-                "words": words,
-                "answer": "c" if i % 2 else "e",
-                "gold": i % 3,
-            }
-        )
+        text = f"{' '.join(words)} number 0 is:"
+        rows.append({"question_id": i, "text": text, "words": words, "answer": "ec"[i % 2], "gold": i % 3})
     shown = [{**row, "text": row["text"].upper()} for row in rows]
     return {"test": Dataset.from_list(rows), "train": Dataset.from_list(shown)}
 
