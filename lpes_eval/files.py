@@ -147,10 +147,13 @@ def marker(command: str) -> str:
     return f"written by {command}, which replaces this file when it is run again"
 
 
-def write_output(path: str | Path, content: str, mark: str) -> None:
-    """Write a command's output, but never over a file that holds something without ``mark`` (``UserError``)."""
+def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
+    """Write a command's output, but never over a file that holds something without ``mark`` (``UserError``).
+
+    It stands at the beginning of texts, and anywhere in other files.
+    """
     path = Path(path)
-    before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    if before and mark not in before[:HEAD]:
+    before = path.read_bytes() if path.is_file() else b""
+    if before and mark.encode() not in before[: None if isinstance(content, bytes) else HEAD]:
         raise UserError(f"{path}: is there and was not written by this command; give another file, or delete it")
     write_atomically(path, content)

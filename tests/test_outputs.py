@@ -1,5 +1,7 @@
 """One rule for writing: a command replaces only what it wrote itself."""
 
+import gzip
+
 import pytest
 
 from lpes_eval import cli, files
@@ -15,9 +17,18 @@ OPTIONS = {
     "report -o": ["report", A, "-o"],
 }
 OTHERS = {
-    "results": b'{"results": {}, "configs": {}}',
-    "weights": (2).to_bytes(8, "little") + b"{}\x00\xff",
-    "what another command wrote": f"<!-- {files.marker('lpes-eval toy')} -->".encode(),
+    "results.json": b'{"results": {}, "configs": {}}',
+    "samples.jsonl": b'{"doc_id": 0}\n',
+    "factors.json": b'{"format": "lpes-eval factors", "factors": [1.0, 1.25]}',
+    "journal.jsonl": b'{"settings": {}}\n',
+    "weights.safetensors": (2).to_bytes(8, "little") + b"{}\x00\xff",
+    "texts.jsonl.gz": gzip.compress(b'{"text": "TEXT"}'),
+    "notes.md": b"# Notes\n",
+    "page.html": b"<!doctype html><title>mine</title>",
+    "table.csv": b"a,b\n1,2\n",
+    "tests.xml": b"<testsuites/>",
+    "picture.png": b"\x89PNG\r\n",
+    "of another command": f"<!-- {files.marker('lpes-eval toy')} -->".encode(),
     "a mark further down": b"x" * files.HEAD + files.marker("lpes-eval compare").encode(),
 }
 
@@ -40,6 +51,34 @@ def test_no_option_changes_a_file_that_its_command_did_not_write(runs, tmp_path,
         assert cli.main([*command, str(tmp_path / name)]) == 2
         assert f"lpes-eval: error: {tmp_path / name}: " in capsys.readouterr().err
         assert (tmp_path / name).read_bytes() == content
+    (tmp_path / "link").symlink_to(tmp_path / "factors.json")
+    assert cli.main([*command, str(tmp_path / "link")]) == 2
+    assert (tmp_path / "link").read_bytes() == OTHERS["factors.json"]
     (tmp_path / "new").touch()
     for _ in ("filled", "replaced"):
         assert cli.main([*command, str(tmp_path / "new")]) == 0
+
+
+def test_pictures_replace_only_pictures_of_this_package(runs, tmp_path, capsys):
+    command = ["report", str(runs / "a"), "-o", str(tmp_path / "report.html"), "--figures", str(tmp_path / "figures")]
+    for _ in ("written", "replaced"):
+        assert cli.main(command) == 0
+    for picture in (tmp_path / "figures").iterdir():
+        whole = picture.read_bytes()
+        picture.write_bytes(OTHERS["picture.png"])
+        assert cli.main(command) == 2
+        assert f"{picture}: is there and was not written by this command" in capsys.readouterr().err
+        assert picture.read_bytes() == OTHERS["picture.png"]
+        picture.write_bytes(whole)
+
+
+def test_a_jobs_summary_on_github_is_added_to(runs, tmp_path, monkeypatch):
+    summary = tmp_path / "summary"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    (tmp_path / "link").symlink_to(summary)
+    for name in ("compare --markdown", "regress --markdown"):
+        assert cli.main([*(word.format(folder=runs) for word in OPTIONS[name]), str(tmp_path / "link")]) == 0
+    text = summary.read_text()
+    assert text.startswith("before\n")
+    assert text.index("## lpes-eval compare") < text.index("## lpes-eval regress")

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     from lpes_eval import factors, methods
     from lpes_eval.attention.measure import REGIONS, load, measure, prompts
-    from lpes_eval.files import write_atomically
+    from lpes_eval.files import marker, write_output
     from lpes_eval.report import figures
 
     sets = {"plain": None, **{str(given): factors.parse(given) for given in args.factors}}
@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     with Progress(transient=True) as progress:
         bar = progress.add_task("reading prompts", total=len(read) * len(sets))
         measured = measure(lm, sets, read, lambda: progress.advance(bar))
+    mark = marker("lpes-eval attention")
     data = {
+        "note": mark,
         **{name: getattr(args, name) for name in ("model", "task", "metadata")},
         "questions": len(read) // len(task.positions),
         "positions": sorted({prompt.position for prompt in read}),
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         "sets": measured,
     }
     path = args.output / "attention.json"
-    write_atomically(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n")
+    write_output(path, json.dumps(finite(data), separators=(",", ":"), allow_nan=False) + "\n", mark)
     figures.attention(data).save(args.output)
     print(f"{path}, and a picture beside it")
     return 0

@@ -73,8 +73,12 @@ class Page:
 
 
 def publish(page: Page, markdown_file: str | None) -> None:
-    """Print a page, and write it as Markdown into a file that is named."""
-    if markdown_file:
+    """Print a page, and write it as Markdown into a file that is named; a GitHub job's summary is added to."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    if markdown_file and os.path.realpath(markdown_file) == os.path.realpath(summary):
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(page.to_markdown())
+    elif markdown_file:
         files.write_output(markdown_file, page.to_markdown(), files.marker(page.command))
     print(page.to_text(), end="")
 

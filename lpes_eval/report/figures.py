@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lpes_eval.compare.results import Metric, position_of
-from lpes_eval.files import write_atomically
+from lpes_eval.files import marker, write_output
 from lpes_eval.text import terminal
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 5,
     "svg.hashsalt": "lpes-eval",
 }
-UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+MARK = marker("lpes-eval")
+METADATA: dict[str, Any] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "Creator": MARK},
+    "png": {"Software": MARK},
+}
 Line = tuple[str, int, Sequence[float]]
 """The factors of a name: its place among the colours, and one factor a layer."""
 
@@ -45,9 +50,9 @@ class Picture:
     figure: Any
 
     def save(self, folder: Path, kinds: Sequence[str] = ("png", "pdf")) -> None:
-        """Write it in these formats."""
+        """Write it in these formats; ``UserError`` where another file is in the way."""
         for kind in kinds:
-            write_atomically(folder / f"{self.name}.{kind}", self._file(kind, 300))
+            write_output(folder / f"{self.name}.{kind}", self._file(kind, 300), MARK)
 
     def data(self) -> str:
         """The address of an image on a page that holds the figure itself."""
@@ -56,7 +61,7 @@ class Picture:
     def _file(self, kind: str, dpi: int) -> bytes:
         file = BytesIO()
         with _style():
-            self.figure.savefig(file, format=kind, dpi=dpi, metadata=UNDATED.get(kind))
+            self.figure.savefig(file, format=kind, dpi=dpi, metadata=METADATA[kind])
         return file.getvalue()
 
 
@@ -182,7 +187,7 @@ def tradeoff(search: Search) -> Picture | None:
     for point in sorted(by_kind["individual"], reverse=True):
         if not front or point[1] > front[-1][1]:
             front.append(point)
-    if len(front) > 1:
+    if front:
         drawing.axes.plot(*zip(*front, strict=True), color=COLORS[1], alpha=0.6, label="not beaten by any other")
     caption = f"Search {search.name}: mean against worst position, guards kept or not"
     return drawing.picture(f"tradeoff {search.name}", caption, f"individuals measured on {prompts} search prompts")
