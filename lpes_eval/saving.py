@@ -13,7 +13,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lpes_eval import reference, rope
-from lpes_eval.errors import UserError
+from lpes_eval.errors import UserError, first_line
 from lpes_eval.factors import carried, carry
 from lpes_eval.weights import fingerprint
 
@@ -29,7 +29,13 @@ def save(model: PreTrainedModel, folder: str | Path, **options: Any) -> None:
     if "weights" not in factors.origin and (here := fingerprint(model)) is not None:
         factors = replace(factors, origin={**factors.origin, "weights": here})
     carry(model.config, factors)
-    model.save_pretrained(folder, **options)
+    try:
+        model.save_pretrained(folder, **options)
+    except ValueError as error:
+        if "not serializable" not in str(error):
+            raise
+        way_out = "keep its file, and load it with the factors (--model_args gguf_file=...,factors=...)"
+        raise UserError(f"{folder}: transformers does not save it ({first_line(error)}); {way_out}") from None
 
 
 def load_model(name: str | Path, **options: Any) -> PreTrainedModel:

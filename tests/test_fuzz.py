@@ -135,8 +135,7 @@ def outputs(folder):
         try:
             write_output(path, "new", mark)
         finally:
-            is_own = not before or mark.encode() in before
-            assert path.read_bytes() == (b"new" if is_own else before)
+            assert path.read_bytes() == (b"new" if mark.encode() in before or not before else before)
 
     return [path], write
 

@@ -196,23 +196,19 @@ LM_EVAL = ("-m", "lm_eval", "--tasks", "kv_retrieval", "--limit", "1", "--metada
 
 
 PLUGINS = """
-
 def import_plugins():
     from importlib.metadata import entry_points
     for one in entry_points(group="lm_eval.models"):
         model_registry.register(one.name, target=one.value)
-
 def get_model(name, get_model=get_model):
     import lm_eval.models
     import_plugins()
     return get_model(name)
-"""
+"""  # as lm-eval's main branch reads entry points
 
 
 @pytest.mark.slow
 def test_with_the_hook_and_without_it_the_same_table(tmp_path):
-    """Without it models by their classes or, as lm-eval's main branch does, by entry points; tasks by their folder."""
-
     def table(*arguments, **environment):
         lines = python(*LM_EVAL, *arguments, cwd=tmp_path, **environment).splitlines()
         return [line for line in lines if line.startswith("|")]

@@ -1,6 +1,7 @@
 """Factors travel with the model: in its folder, to a fresh process, and with one line where they do not fit."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -122,6 +123,11 @@ def test_there_is_nothing_to_save_without_factors_and_nothing_to_apply(tmp_path)
     with pytest.raises(FactorsError, match="carries none"):
         lpes_eval.apply(llama())
     (tmp_path / "file").write_text("")
+    quantized = llama()
+    lpes_eval.apply(quantized, FACTORS)
+    quantized.save_pretrained = Mock(side_effect=ValueError("The model is quantized with gguf and is not serializable"))
+    with pytest.raises(UserError, match=r"transformers does not save it \(.*gguf.*\); keep its file, and load it with"):
+        lpes_eval.save(quantized, tmp_path / "new")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):
         lpes_eval.save(llama(), tmp_path / "file")
 
