@@ -137,6 +137,8 @@ def _plain(value: Any) -> Any:
 
 def typed(value: Any, kind: Any, name: str) -> Any:
     """What JSON gave, as a value of this type; ``ValueError`` names what has another one."""
+    if kind is Any or type(value) is kind:
+        return value
     of, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = _hints(kind)  # type: ignore[arg-type]
@@ -153,8 +155,6 @@ def typed(value: Any, kind: Any, name: str) -> Any:
         return [typed(item, parts[0], name) for item in value]
     if of is dict and isinstance(value, dict):
         return {key: typed(item, parts[1], name) for key, item in value.items()}
-    if kind is Any or type(value) is kind:
-        return value
     if kind is float and type(value) is int and abs(value) < 1e300:
         return float(value)
     raise ValueError(f"{name} is {type(value).__name__}, expected {getattr(kind, '__name__', kind)}")

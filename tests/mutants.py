@@ -197,8 +197,8 @@ MUTANTS = {
     ),
     "no command replaces a file that it did not write": Mutant(
         "lpes_eval/files.py",
-        "if before and mark not in",
-        "if not before and mark not in",
+        "if before and mark.encode() not in",
+        "if not before and mark.encode() not in",
         ("tests/test_outputs.py",),
     ),
     # -- the search

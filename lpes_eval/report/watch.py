@@ -33,13 +33,14 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run ``lpes-eval watch``."""
     from lpes_eval import entries
+    from lpes_eval.compare.results import well_formed
     from lpes_eval.report import sources
 
     folder, progress, seen = args.folder.resolve(), Progress(), 0
-    sources.search(folder.name, folder)  # refuses what is none
     while True:
         done = sources.finished(folder)
-        found = list(entries.read(folder / "journal.jsonl").entries.values())
+        with well_formed(journal := folder / "journal.jsonl", *sources.NO_SEARCH):
+            found = list(entries.read(journal).entries.values())
         for entry in found[seen:]:
             progress.show(entry)
         seen = len(found)
