@@ -152,7 +152,7 @@ def typed(value: Any, kind: Any, name: str) -> Any:
     if of in (Union, types.UnionType):
         return None if value is None else typed(value, parts[0], name)  # T | None alone is in use
     if of is list and isinstance(value, list):
-        return [typed(item, parts[0], name) for item in value]
+        return [item if type(item) is parts[0] else typed(item, parts[0], name) for item in value]
     if of is dict and isinstance(value, dict):
         return {key: typed(item, parts[1], name) for key, item in value.items()}
     if kind is float and type(value) is int and abs(value) < 1e300:
