@@ -46,6 +46,7 @@ def record(args: argparse.Namespace, size: int) -> Iterator[dict[str, Any]]:
     """Measure what is not there yet, a question after the other."""
     path = args.out / f"{Path(args.model).name}-{args.task}.jsonl"
     said = {"size": size, "split": args.split, "chat": args.chat, "dtype": args.dtype, "decode": True}
+    said |= {"source": args.metadata.get("source")}  # of the same numbers, other questions
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     there = {(line["factors"], line["question"]) for line in lines if all(line.get(k) == v for k, v in said.items())}
     evaluators: dict[str, Evaluator] = {}  # by model type

@@ -42,7 +42,8 @@ def read(kind: str) -> dict[tuple[str, str, int, bool, bool], dict[str, dict[int
         model, _, task = path.stem.partition("-")
         for text in path.read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            group = groups[model, task, line["size"], line["chat"], "score" in line]
+            of = f"{task} from {line['source']}" if line.get("source") else task
+            group = groups[model, of, line["size"], line["chat"], "score" in line]
             group[line["factors"]][line["question"]] = line
     return groups
 
@@ -65,7 +66,7 @@ def metric(lines: dict[int, dict[str, Any]]) -> str:
 
 
 def title(model: str, task: str, size: int, chat: bool) -> str:
-    return f"{MODELS[model]}, {task}, {size} {SIZES[task]}" + (", chat" if chat else "")
+    return f"{MODELS[model]}, {task}, {size} {SIZES[task.split()[0]]}" + (", chat" if chat else "")
 
 
 def compared() -> str:
@@ -128,7 +129,7 @@ def draw_map() -> Figure:
         axes.set_xticks(range(len(POSITIONS)), [f"{p:g}" for p in POSITIONS])
         axes.set_yticks(range(len(sizes)), [str(size) for size in sizes])
         axes.set_title(f"{MODELS[model]}, {task}", fontsize=9)
-        axes.set(xlabel="gold position, %", ylabel=SIZES[task])
+        axes.set(xlabel="gold position, %", ylabel=SIZES[task.split()[0]])
     return figure
 
 
