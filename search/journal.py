@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from lpes_eval import entries
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
@@ -82,7 +84,7 @@ class Journal:
         Returns the entry as it will be read again; ``ValueError``: it is not an entry's data (JSON has no NaN).
         """
         entry = entries.entry_of({"key": key, **data})
-        self._write(entry.to_dict())
+        self._write(to_builtins(entry))
         self.entries[key] = entry
         return entry
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from lpes_eval.entries import Entry
 from lpes_eval.errors import UserError
 from lpes_eval.factors import Factors
@@ -127,7 +129,7 @@ class Search:
                     data["seconds"], thinking = round(data["seconds"] + thinking, 3), 0.0
                 self.journal.record(name, {**made, **data})
             elif entries[name].generation is None:  # the plain model, an individual from now on
-                self.journal.record(name, {**entries[name].to_dict(), **made})
+                self.journal.record(name, {**asdict(entries[name]), **made})
             yield individual, entries[name], new
 
     def measure_all(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:

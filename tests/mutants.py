@@ -278,8 +278,8 @@ MUTANTS = {
     ),
     "what was damaged is not believed": Mutant(
         "lpes_eval/entries.py",
-        "if kind is Any or type(value) is kind:",
-        "if True:",
+        "    fitness: float\n",
+        "    fitness: Any\n",
         (f"{SEARCH}/test_journal.py::test_a_line_that_is_no_entry_is_named_with_what_is_wrong_and_the_way_out",),
     ),
     "code that comes with a model runs only where it was trusted": Mutant(

@@ -5,9 +5,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from lpes_eval.compare.results import Results, Task, well_formed
 from lpes_eval.compare.tables import finite
-from lpes_eval.entries import typed
 from lpes_eval.files import entry, read_json, write_output
 
 FORMAT = "lpes-eval baseline"
@@ -38,7 +39,7 @@ def load(path: str | Path) -> Results:
         tasks = {name: _unpacked(entry(data, "tasks", name)) for name in entry(data, "tasks")}
         if not any(task.metrics for task in tasks.values()):
             raise ValueError("no tasks, or none with metrics")
-        model = typed(data["model"], str, "model")
+        model = convert(data["model"], str)
         return Results(path, model, None, entry(data, "provenance"), tasks, tasks)
 
 
@@ -61,7 +62,7 @@ def _unpacked(data: Any) -> Task:
         for label, scores in (metric["by_question"] or {}).items():
             if isinstance(scores, str):
                 metric["by_question"][label] = ["01".index(letter) for letter in scores]
-    task: Task = typed(data, Task, "a task")
+    task = convert(data, Task)
     for key, metric in task.metrics.items():
         expected = dict.fromkeys(metric.values, task.examples)
         by_question = metric.by_question

@@ -7,7 +7,6 @@ from typing import Any
 from lpes_eval.compare.comparison import Comparison, Section
 from lpes_eval.compare.results import Results, Sample, label_of, position_of
 from lpes_eval.compare.tables import Table
-from lpes_eval.data import documents, kv
 
 SHOWN, CELL = 20, 60
 """Flips of a score, and characters of a text, that a table has."""
@@ -63,6 +62,8 @@ def _cut(text: str) -> str:
 
 def _asked(sample: Sample, label: str, place: int | None) -> tuple[str, str]:
     """The question and the expected answer: of benchmarks by position from the document, of others as was logged."""
+    from lpes_eval.data import documents, kv  # takes seconds
+
     for make in (kv.Question, documents.Example.of):
         with suppress(Exception):  # another benchmark
             example, position = make(**sample.doc), position_of(label)

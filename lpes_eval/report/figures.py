@@ -37,6 +37,9 @@ METADATA: dict[str, Any] = {
     "pdf": {"CreationDate": None, "Creator": MARK},
     "png": {"Software": MARK},
 }
+MANY = 1_000
+"""More marks than these are drawn as pixels, not each as a shape."""
+
 Line = tuple[str, int, Sequence[float]]
 """The factors of a name: its place among the colours, and one factor a layer."""
 
@@ -91,7 +94,7 @@ class Drawing:
         how |= {"marker": MARKERS[place % 6], "color": color, "markerfacecolor": "none" if hollow else color}
         with _style():
             if len(xs):
-                self.panels[panel].plot(xs, ys, label=name, **how)
+                self.panels[panel].plot(xs, ys, label=name, rasterized=len(xs) > MANY, **how)
 
     def picture(self, name: str, caption: str, title: str = "") -> Picture:
         """The figure with its title, and a legend of what has a name."""
@@ -152,7 +155,7 @@ def progress(search: Search) -> Picture | None:
     for place, (prompts, numbers) in enumerate(sorted(alike.items())):
         xs, ys, color = [ends[i] for i in numbers], [individuals[i].fitness for i in numbers], COLORS[place % 6]
         begun = [ends[i] - individuals[i].prompts for i in numbers]
-        drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6)
+        drawing.axes.hlines(ys, begun, xs, color=color, alpha=0.6, rasterized=len(xs) > MANY)
         name = f"measured on {prompts} prompts" if prompts else "given up early"
         drawing.marks(name, xs, ys, place, linestyle="", hollow=not prompts, markersize=4)
         if prompts:

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from lpes_eval.compare.results import Metric
 from lpes_eval.compare.tables import finite, p_value
 from lpes_eval.entries import Entry
@@ -242,7 +244,7 @@ def proof(held_out: HeldOut) -> dict[str, Any]:
         }
         for (task, name), comparison in held_out.comparisons.items()
     ]
-    guarded = {name: guard.to_dict() for name, guard in held_out.guards.items()}
+    guarded = to_builtins(held_out.guards)
     return {"differences": differences, "guards": guarded}
 
 
@@ -254,8 +256,8 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     data: dict[str, Any] = {
         "settings": search.settings,
         "factors": outcome.found.per_layer(),
-        "best": {key: value for key, value in outcome.best.to_dict().items() if key not in ("examples", "ended")},
-        "plain": {key: value for key, value in outcome.plain.to_dict().items() if key in shown},
+        "best": {key: value for key, value in to_builtins(outcome.best).items() if key not in ("examples", "ended")},
+        "plain": {key: value for key, value in to_builtins(outcome.plain).items() if key in shown},
         **_totals(search),
         "finished": finished,
     }

@@ -11,6 +11,7 @@ import pytest
 
 import toy_search
 from lpes_eval import entries
+from lpes_eval.entries import Entry
 from lpes_eval.errors import DataError, UserError
 from search.journal import Journal
 
@@ -63,12 +64,12 @@ ENTRY = {"key": "a", "fitness": 0.5, "generation": 0}
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (ENTRY | {"fitness": None}, "fitness is NoneType, expected float"),
-        (ENTRY | {"guards": {"g": {"plain": 1.0}}}, "guards lacks a field"),
-        (ENTRY | {"points": [0.5]}, "points is float, expected list"),
-        (ENTRY | {"fitnes": 0.5}, "unknown field 'fitnes'"),
-        ('{"key": "a", "fitness": NaN}', "not a finite number"),
-        ('{"key": "a", "fit', "not JSON"),
+        (ENTRY | {"fitness": None}, "Expected `float`, got `null` - at `$.fitness`"),
+        (ENTRY | {"guards": {"g": {"plain": 1.0}}}, "missing required field `found` - at `$.guards[...]`"),
+        (ENTRY | {"points": [0.5]}, "Expected `array`, got `float` - at `$.points[0]`"),
+        (ENTRY | {"fitnes": 0.5}, "unknown field `fitnes`"),
+        ('{"key": "a", "fitness": NaN}', "invalid character (byte 24)"),
+        ('{"key": "a", "fit', "Input data was truncated"),
     ],
 )
 def test_a_line_that_is_no_entry_is_named_with_what_is_wrong_and_the_way_out(tmp_path, line, reason):
@@ -90,9 +91,7 @@ def test_an_entry_can_be_read_when_record_returns_and_the_last_line_of_a_key_cou
             journal.record("b", {"fitness": float("nan")})
         journal.record("a", {"generation": 0, "fitness": 1.0})
     with Journal(tmp_path, {}) as journal:
-        assert [entry.to_dict() for entry in journal.individuals] == [
-            {"key": "a", "fitness": 1.0, "generation": 0, "seconds": 0.0, "prompts": 0}
-        ]
+        assert journal.individuals == [Entry("a", 1.0, generation=0)]
 
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):

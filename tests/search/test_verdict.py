@@ -3,11 +3,11 @@
 import json
 import re
 import shlex
-from dataclasses import replace
 from statistics import mean
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 import toy_search
 from lpes_eval.compare.statistics import Difference
