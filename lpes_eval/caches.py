@@ -18,8 +18,8 @@ STAMP = "_rotated_by"
 class Stamp:
     """On a cache and its copies: what has rotated its keys, layer factors or one method's settings in one model."""
 
-    def __init__(self, keys_of_others: str, factors: tuple[float, ...] | None = None) -> None:
-        self.keys_of_others, self.factors = keys_of_others, factors
+    def __init__(self, otherwise: str, factors: tuple[float, ...] | None = None) -> None:
+        self.otherwise, self.factors = otherwise, factors
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Stamp:  # noqa: D105
         return self
@@ -32,7 +32,7 @@ class Stamp:
         if stamp is None or stamp.factors is None or stamp.factors != self.factors:
             held = held_in(cache) if held is None else held
             if held > 0:
-                found = f"the key-value cache holds {held} positions whose keys {self.keys_of_others}"
+                found = f"the key-value cache holds {held} positions whose keys {self.otherwise}"
                 raise CacheError(f"{found}; start with an empty cache")
         setattr(cache, STAMP, self)
 

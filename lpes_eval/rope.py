@@ -188,9 +188,9 @@ class _Rotary(_Changed):
         state, number, call = vars(self)[_FACTORS], vars(self)[_LAYER], named(args, kwargs)
         divisors = state.divisors_on(call["x"].device)
         if number is not None:
-            return one_table(rotary, call, divisors, state.owners[number])
+            return one_table(rotary, call, divisors, state.factor_layer[number])
         keep = fixed and state.tensor is None and not torch.compiler.is_compiling()
-        return all_tables(rotary, call, divisors, state.owners, keep)
+        return all_tables(rotary, call, divisors, state.factor_layer, keep)
 
 
 class _Layer(_Changed):
@@ -209,9 +209,9 @@ class _LayerFactors:
     """One set of factors in one decoder. It refers to no module, so a copy of one layer takes along what is its own."""
 
     def __init__(
-        self, owners: tuple[int, ...], values: tuple[float, ...], tensor: Tensor | None, origin: Mapping[str, Any]
+        self, factor_layer: tuple[int, ...], values: tuple[float, ...], tensor: Tensor | None, origin: Mapping[str, Any]
     ) -> None:
-        self.owners, self._values, self.tensor, self.origin = owners, values, tensor, origin
+        self.factor_layer, self._values, self.tensor, self.origin = factor_layer, values, tensor, origin
         self._divisors = torch.tensor(values, dtype=torch.float32)
         self.stamp = Stamp("were not rotated under the layer factors now in force", self.factors)
 
@@ -231,6 +231,6 @@ class _LayerFactors:
     def check(self, caches: list[Cache]) -> None:
         """Refuse a cache that was filled under other factors, as far as can be told; stamp it."""
         if self.tensor is not None and not torch.compiler.is_compiling():  # which knows no tensor's values
-            self.stamp = Stamp(self.stamp.keys_of_others, self.factors)
+            self.stamp = Stamp(self.stamp.otherwise, self.factors)
         for cache in caches:
             self.stamp.check(cache)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lpes_eval.entries import Entry
     from lpes_eval.factors import Factors
+    from search.held_out import Outcome
     from search.optimizers.base import Optimizer
-    from search.report.pages import Outcome
 
 
 @dataclass(frozen=True)

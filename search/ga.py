@@ -12,10 +12,9 @@ from lpes_eval.errors import UserError
 from lpes_eval.report.watch import Progress
 from search.config import MEASURED, command, model_name, parse, prepare_process, read, shown
 from search.guards import rank
-from search.held_out import PLAIN, evaluate_held_out, reproduce_command
+from search.held_out import PLAIN, Outcome, evaluate_held_out, reproduce_command
 from search.journal import Journal
 from search.report import pages
-from search.report.pages import Outcome
 from search.run import Search, load
 from search.space import Individual
 
@@ -149,7 +148,7 @@ def write_factors(search: Search, outcome: Outcome, name: str = "") -> str:
         name, other = ("factors.json", "best_effort.json") if outcome.shown else ("best_effort.json", "factors.json")
     if (held_out := outcome.held_out) is not None:
         here = argparse.Namespace(**{**vars(args), "output": Path()})
-        origin["proof"] = finite(pages.proof(held_out)) | {"command": reproduce_command(here, held_out.tasks, name)}
+        origin["proof"] = finite(held_out.proof()) | {"command": reproduce_command(here, held_out.tasks, name)}
     replace(found, origin=origin).save(args.output / name)
     if other:
         (args.output / other).unlink(missing_ok=True)

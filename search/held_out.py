@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from lpes_eval.entries import Entry, GuardCheck
 from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
@@ -20,6 +22,7 @@ from search.config import shown
 from search.space import Job
 
 if TYPE_CHECKING:
+    from lpes_eval.compare.statistics import Difference
     from search.run import Search
     from search.tasks import Objective
 
@@ -49,6 +52,63 @@ class HeldOut:
     def lower(self) -> list[str]:
         """The guards that become worse beyond chance, though not shown by more than allowed."""
         return [name for name, guard in self.guards.items() if guard.lower and not guard.over]
+
+    def proof(self) -> dict[str, Any]:
+        """What the found factors gain over the others, and cost the guards, as plain data."""
+        signs = {task.name: task.sign for task in self.tasks}
+        differences = [
+            {
+                "task": task,
+                "found_minus": name,
+                "mean": comparison.mean.difference,
+                "interval": [comparison.mean.low, comparison.mean.high],
+                "p": comparison.mean.p,
+                "questions": comparison.questions,
+                **({"lower_is_better": True} if signs[task] < 0 else {}),
+            }
+            for (task, name), comparison in self.comparisons.items()
+        ]
+        return {"differences": differences, "guards": to_builtins(self.guards)}
+
+
+@dataclass
+class Outcome:
+    """What a search came to: the entries of the plain model and of the best individual, and its factors."""
+
+    plain: Entry
+    best: Entry
+    found: Factors
+    held_out: HeldOut | None = None
+    """The scores on held-out examples; None where these were left out, or are still to come."""
+    file: str = "factors.json"
+    """The name of the factors file, empty where there is none."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the best factors are those of the plain model."""
+        return set(self.found.per_layer()) == {1.0}
+
+    @property
+    def fitter(self) -> bool:
+        """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there."""
+        return self.best.fitness > self.plain.fitness + 1e-9 and not guards.over(self.best)  # sums are rounded
+
+    @property
+    def shown(self) -> bool:
+        """Whether the factors are better than the plain model, beyond chance where held-out examples say so."""
+        held_out = self.held_out
+        if held_out is None or not self.fitter:
+            return self.fitter
+        pairs = [(task, held_out.comparisons.get((task.name, PLAIN))) for task in held_out.tasks]
+        compared = [direction(paired.mean, task.sign) for task, paired in pairs if paired]
+        if not compared:  # corpus metrics: nothing to pair
+            return held_out.measured[FOUND].fitness > held_out.measured[PLAIN].fitness and not held_out.worsened
+        return 1 in compared and -1 not in compared and not held_out.worsened
+
+
+def direction(difference: Difference, sign: int) -> int:
+    """1 where the interval shows an improvement, -1 where it shows a loss, 0 where it shows neither."""
+    return 0 if difference.by_chance else sign * ((difference.low > 0) - (difference.high < 0))
 
 
 def evaluate_held_out(search: Search, found: Factors) -> HeldOut:

@@ -109,7 +109,7 @@ class Search:
         """Each individual with its entry, and whether it was measured now; ``thinking`` are the optimiser's seconds."""
         entries = self.journal.entries
         unit, most = self.args.budget or ("seconds", math.inf)
-        names = [self.name(individual, generation) for individual in generation.individuals]
+        names = [self.key(individual, generation) for individual in generation.individuals]
         jobs: dict[str, Job] = {}
         for name, individual in zip(names, generation.individuals, strict=True):
             if name not in entries:
@@ -205,7 +205,7 @@ class Search:
         """What ``uniform(factor)`` is called: it leaves the same layers alone as the search does, and says so."""
         return f"PI {factor:.3f}" + (f" from layer {self.args.skip}" if self.args.skip else "")
 
-    def name(self, individual: Individual, generation: Generation) -> str:
+    def key(self, individual: Individual, generation: Generation) -> str:
         """The journal's key: what individuals with the same factors have in common, measured in the same way."""
         part = self.evaluator.part(generation.part)
         key = self.factors(individual).digest()

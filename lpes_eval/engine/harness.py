@@ -71,7 +71,7 @@ class HarnessEngine:
         torch.manual_seed(DEFAULT_OTHER_SEED)
         waiting = [i for together in order for i in together] if order is not None else range(len(self._requests))
         at_once = AT_ONCE if may_stop else max(1, len(waiting))
-        with self._hf_settled():
+        with self._own_loop():
             for first in range(0, len(waiting), at_once):
                 yield self._answer_some(waiting[first : first + at_once])
 
@@ -93,7 +93,7 @@ class HarnessEngine:
         return responses
 
     @contextlib.contextmanager
-    def _hf_settled(self) -> Iterator[None]:
+    def _own_loop(self) -> Iterator[None]:
         """Have ``hf`` try out ``batch_size=auto`` once a length, and show no bar for every rolling likelihood."""
         if not isinstance(self.lm, HFLM):
             yield

@@ -50,7 +50,7 @@ class Buckets(InModel):
         """Refuse a model without a base of its own."""
         self._theta = own_base(model, NAME)
 
-    def put(self, model: Any) -> None:
+    def attach(self, model: Any) -> None:
         """Put the method into the model, in place of its forward."""
         self.check(model)
         self._model = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -33,7 +33,7 @@ class InModel:
     def check(self, model: nn.Module) -> None:
         """Refuse a model that the method cannot run in (``UserError``), as far as is seen without weights."""
 
-    def put(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module) -> None:
         """Put the method into a transformers model; ``UserError`` where they do not fit, or another method is in it."""
 
     def detach(self) -> None:
@@ -53,7 +53,7 @@ class MethodLM(HFLM):
         **kwargs: the method's settings, and what else ``hf`` takes. For the engine a ``batch_size`` of 2 or more is the
             most prompts at once; with ``auto`` and 1, lm-eval's default, memory alone decides.
 
-    ``UserError`` as ``InModel.put``, where possible before any weight is loaded; or for an argument that cannot be.
+    ``UserError`` as ``InModel.attach``, where possible before any weight is loaded; or for an argument that cannot be.
     """
 
     title: ClassVar[str]  # in prose, and of its section in docs/methods.md
@@ -82,7 +82,7 @@ class MethodLM(HFLM):
             if "unexpected keyword argument" not in str(error):
                 raise
             raise UserError(f"--model_args: {error}; neither hf nor this model type takes it") from error
-        self.method.put(self.model)
+        self.method.attach(self.model)
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict | None = None) -> Any:
@@ -93,7 +93,7 @@ class MethodLM(HFLM):
     def apply(cls, model: nn.Module, **settings: Any) -> Any:
         """Put the method into a transformers model until ``detach``; the settings are the model type's arguments."""
         method = cls.Inside(**settings)
-        method.put(model)
+        method.attach(model)
         return method
 
     @classmethod

@@ -117,7 +117,7 @@ class Interception(InModel):
     def prepare(self, model: nn.Module) -> None:
         """Find out what is missing in the settings from the model as it is, without gradients."""
 
-    def put(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module) -> None:
         """Put the method into the model, where its way of rotating can be followed."""
         self.check(model)
         claim(model, self.name)

@@ -50,7 +50,7 @@ class LayerFactors(InModel):
             given = f"={self.factors}" if isinstance(self.factors, str | Path | int | float) else ""
             raise FactorsError(f"factors{given}: {error}") from None
 
-    def put(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module) -> None:
         """Put the factors into the model, in place of others; without any, refuse one that has some in it."""
         self._model, config = model, getattr(model, "config", None)
         self._carried = getattr(text_config(config), FIELD, None)
@@ -100,7 +100,7 @@ class LPES(MethodLM):
         method = LayerFactors(factors)
         if method.plain:
             rope.remove(self.model)
-        method.put(self.model)
+        method.attach(self.model)
         self.method = method
 
     def note_carried_factors(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,56 +14,14 @@ from msgspec import to_builtins
 from lpes_eval.compare.results import Metric
 from lpes_eval.compare.tables import finite, p_value
 from lpes_eval.entries import Entry
-from lpes_eval.factors import Factors
 from lpes_eval.files import write_atomically
 from lpes_eval.report import figures, sources
-from search import guards
-from search.held_out import FOUND, PLAIN, HeldOut, reproduce_command, smallest_gain
+from search.held_out import FOUND, PLAIN, Outcome, direction, reproduce_command, smallest_gain
 
 if TYPE_CHECKING:
     from lpes_eval.compare.statistics import Difference
     from search.run import Search
     from search.tasks import Column
-
-
-@dataclass
-class Outcome:
-    """What a search came to: the entries of the plain model and of the best individual, and its factors."""
-
-    plain: Entry
-    best: Entry
-    found: Factors
-    held_out: HeldOut | None = None
-    """The scores on held-out examples; None where these were left out, or are still to come."""
-    file: str = "factors.json"
-    """The name of the factors file, empty where there is none."""
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the best factors are those of the plain model."""
-        return set(self.found.per_layer()) == {1.0}
-
-    @property
-    def fitter(self) -> bool:
-        """Whether the factors are fitter than the plain model on the search examples, and worsen no guard there."""
-        return self.best.fitness > self.plain.fitness + 1e-9 and not guards.over(self.best)  # sums are rounded
-
-    @property
-    def shown(self) -> bool:
-        """Whether the factors are better than the plain model, beyond chance where held-out examples say so."""
-        held_out = self.held_out
-        if held_out is None or not self.fitter:
-            return self.fitter
-        pairs = [(task, held_out.comparisons.get((task.name, PLAIN))) for task in held_out.tasks]
-        compared = [direction(paired.mean, task.sign) for task, paired in pairs if paired]
-        if not compared:  # corpus metrics: nothing to pair
-            return held_out.measured[FOUND].fitness > held_out.measured[PLAIN].fitness and not held_out.worsened
-        return 1 in compared and -1 not in compared and not held_out.worsened
-
-
-def direction(difference: Difference, sign: int) -> int:
-    """1 where the interval shows an improvement, -1 where it shows a loss, 0 where it shows neither."""
-    return 0 if difference.by_chance else sign * ((difference.low > 0) - (difference.high < 0))
 
 
 def seconds(value: float) -> str:
@@ -229,25 +187,6 @@ def _totals(search: Search) -> dict[str, Any]:
     }
 
 
-def proof(held_out: HeldOut) -> dict[str, Any]:
-    """What the found factors gain over the others on held-out examples, and cost the guards, as plain data."""
-    signs = {task.name: task.sign for task in held_out.tasks}
-    differences = [
-        {
-            "task": task,
-            "found_minus": name,
-            "mean": comparison.mean.difference,
-            "interval": [comparison.mean.low, comparison.mean.high],
-            "p": comparison.mean.p,
-            "questions": comparison.questions,
-            **({"lower_is_better": True} if signs[task] < 0 else {}),
-        }
-        for (task, name), comparison in held_out.comparisons.items()
-    ]
-    guarded = to_builtins(held_out.guards)
-    return {"differences": differences, "guards": guarded}
-
-
 def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     """``summary.md``, ``report.json`` and the pictures; not ``finished`` before held-out examples that are to come."""
     args, held_out, folder = search.args, outcome.held_out, search.args.output
@@ -264,7 +203,7 @@ def write(search: Search, outcome: Outcome, finished: bool = True) -> None:
     if args.early_stopping:
         data["stopped_early_error"] = args.early_stopping_error
     if held_out is not None:
-        data |= proof(held_out)
+        data |= held_out.proof()
         data["held_out"] = {
             name: {"factors": held_out.factors[name].per_layer(), "scores": measured.scores}
             for name, measured in held_out.measured.items()

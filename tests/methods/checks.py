@@ -57,7 +57,7 @@ def apart(a, b):
     return (a - b).abs().max().item()
 
 
-def put(name, model):
+def attach(name, model):
     """A method in a model, with settings under which it makes a difference to a few random tokens."""
     kind = methods.load(name)
     settings = {

@@ -29,7 +29,7 @@ def test_rotating_for_oneself_is_what_the_family_does(family):
     model = tiny_model(tiny_config(family))
     expected, answer = logits(model), generated(model)
     method = Plain()
-    method.put(model)
+    method.attach(model)
     assert method.layers
     assert apart(logits(model), expected) < 1e-5
     assert apart(generated(model), answer) < 1e-4
@@ -52,7 +52,7 @@ def test_what_cannot_be_taken_over_is_refused_with_the_reason(family, reason, wi
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config)
     with pytest.raises(UnsupportedModel, match=reason):
-        find_attention(skeleton, "Test") if without_weights else Plain().put(tiny_model(config))
+        find_attention(skeleton, "Test") if without_weights else Plain().attach(tiny_model(config))
 
 
 def test_a_base_is_replaced_only_where_it_is_all_there_is():

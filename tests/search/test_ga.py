@@ -14,8 +14,8 @@ from lpes_eval import rope
 from search import ga
 from search.answer_loss import AnswerLoss
 from search.bench import Bench
+from search.held_out import Outcome
 from search.report import pages
-from search.report.pages import Outcome
 from small_searches import SEARCH_ONLY, SMALL, found, journal, report
 
 DRAW = pages.draw

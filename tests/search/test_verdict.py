@@ -15,9 +15,8 @@ from lpes_eval.entries import Entry, GuardCheck
 from search import config, ga, guards
 from search.evaluator import Evaluator
 from search.guards import Guard, rank
-from search.held_out import HeldOut, reproduce_command
+from search.held_out import HeldOut, Outcome, reproduce_command
 from search.optimizers.ga import GeneticAlgorithm, GeneticConfig
-from search.report.pages import Outcome
 from search.space import Space
 from small_searches import SMALL, found, journal, report
 
