@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, convert, to_builtins
 from msgspec.json import Decoder
@@ -17,7 +17,7 @@ class GuardCheck(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     plain: float
     found: float
     """Under the factors."""
-    interval: list[float | None]
+    interval: tuple[float | None, float | None]
     """Of the difference, 95 %; None where one question gives none."""
     over: float
     """By how much it is worse than is allowed, beyond chance; 0 where that is not shown."""
@@ -42,7 +42,7 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     """Which factors, on which questions."""
     fitness: float
     """The weighted score, higher is better."""
-    measure: str = "score"
+    measure: Literal["score", "likelihood"] = "score"
     """What the fitness is made of: the tasks' ``score``, or the ``likelihood`` of the reference answers."""
     generation: int | None = None
     """Of an individual; None for what the search measures besides."""
@@ -79,6 +79,9 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return {name: [None if value is None else own for own, value in each] for name, each in pairs.items()}
 
 
+BEGINNING = b'{"settings"'
+
+
 class Reading(NamedTuple):
     """What a journal holds; ``torn`` bytes at its end are of a line that was not written to its end."""
 
@@ -95,7 +98,9 @@ class _Settings(Struct):
 
 def read(path: Path) -> Reading:
     """Read a journal, which a search may be writing; ``DataError`` names a line before the last that is damaged."""
-    *lines, rest = path.read_bytes().split(b"\n")
+    *lines, rest = (content := path.read_bytes()).split(b"\n")
+    if not BEGINNING.startswith(content[: len(BEGINNING)]):
+        raise DataError(f"{path}, line 1: damaged (it does not begin with the settings); take another folder")
     settings: dict[str, Any] | None = None
     entries: dict[str, Entry] = {}
     of_settings, of_entry = Decoder(_Settings), Decoder(Entry)

@@ -139,7 +139,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 HEAD = 4096
-"""So many characters at the beginning of an output hold its marker."""
+"""So many bytes at the beginning of an output hold its marker."""
 
 
 def marker(command: str) -> str:
@@ -152,8 +152,14 @@ def write_output(path: str | Path, content: str | bytes, mark: str) -> None:
 
     It stands at the beginning of texts, and anywhere in other files.
     """
-    path = Path(path)
-    before = path.read_bytes() if path.is_file() else b""
-    if before and mark.encode() not in before[: None if isinstance(content, bytes) else HEAD]:
-        raise UserError(f"{path}: is there and was not written by this command; give another file, or delete it")
+    refuse_foreign(Path(path), mark, None if isinstance(content, bytes) else HEAD)
     write_atomically(path, content)
+
+
+def refuse_foreign(path: Path, mark: str, most: int | None = HEAD) -> None:
+    """Refuse to replace a file that holds something without ``mark`` in its first ``most`` bytes (``UserError``)."""
+    if path.is_file():
+        with path.open("rb") as file:
+            before = file.read(most)
+        if before and mark.encode() not in before:
+            raise UserError(f"{path}: is there and was not written by this command; give another file, or delete it")

@@ -2,12 +2,15 @@
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
 from lpes_eval import factors as factors_file
 from lpes_eval import hub, reference
-from lpes_eval.errors import FactorsError, UserError, first_line, plain
+from lpes_eval.errors import FactorsError, UserError, first_line
 from lpes_eval.factors import Factors
+from lpes_eval.files import entry
+from lpes_eval.text import markdown, terminal
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -51,15 +54,17 @@ def card(factors: Factors, repo: str) -> str:
     if name is None:
         raise FactorsError("origin.model is missing; share factors that a search has written, or name their model")
     on_the_hub = name.count("/") == 1 and name not in reference.NAMES and not Path(name).exists()
+    loaded = {"pretrained": name, **entry(factors.origin, "model_args"), "factors": f"hf://{repo}"}
+    arguments = shlex.quote(terminal(",".join(f"{key}={value}" for key, value in loaded.items())))
     base = f"base_model: {json.dumps(name)}\n" if on_the_hub else ""
     return f"""---
 {base}library_name: lpes-eval
 tags: [lpes, rope, long-context]
 ---
 
-# Layer factors for {plain(name)}{f" ({revision})" if revision else ""}
+# Layer factors for {markdown(name)}{f" ({markdown(revision)})" if revision else ""}
 
-    lm_eval --model lpes --model_args pretrained={name},factors=hf://{repo}
+    lm_eval --model lpes --model_args {arguments}
 
 Where they come from; `proof` is what they gain on held-out examples:
 

@@ -2,7 +2,7 @@
 
 import re
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 """What a name must not bring into a terminal, a table or an XML file."""
 
 
@@ -15,4 +15,6 @@ def markdown(text: str) -> str:
     """The text as Markdown that shows it as it is, in a paragraph, a list item, a heading or a table's cell."""
     text = terminal(text).strip().replace("&", "&amp;").replace("<", "&lt;")
     text = re.sub(r"([\\`*_~|$#\[\]]|^[-+=>])", r"\\\1", text)
+    text = re.sub(r"(?i)(:)(?=//)|(?<=www)(\.)", r"\\\1\2", text)  # of which GitHub would make links
+    text = re.sub(r"(?<=[\w.+-])@", "<!-- -->@", text)
     return re.sub(r"^(\d+)([.)])", r"\1\\\2", text)

@@ -95,6 +95,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     if (code := sorted(LOADS_CODE & args.gen_kwargs.keys())) and not args.model_args.get("trust_remote_code"):
         way = "if you trust it, add --model_args trust_remote_code=True"
         raise UserError(f"--gen_kwargs {code[0]}=...: runs code that comes with a model; {way}")
+    if "/" in str(args.model_args.get("attn_implementation", "")) and not args.model_args.get("trust_remote_code"):
+        raise UserError("--model_args attn_implementation=OWNER/REPO: runs code of the Hub; add trust_remote_code=True")
     if args.engine == "vllm" and args.workers:
         raise UserError("--engine vllm: it answers alone; leave --workers out")
     if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):

@@ -60,14 +60,19 @@ def sent(monkeypatch):
 
 def test_what_is_pushed_is_the_file_and_a_card_with_its_origin(sent, tmp_path, capsys):
     proof = {"differences": [{"task": "kv", "mean": 0.12}], "command": "lm_eval --model lpes"}
-    origin = {"model": {"name": "lmsys/vicuna", "revision": "v1"}, "proof": proof}
+    origin = {
+        "model": {"name": "lmsys/vicuna", "revision": "[v1](x)\x1b"},
+        "proof": proof,
+        "model_args": {"gguf_file": "x y"},
+    }
     lpes_eval.Factors(uniform=1.25, origin=origin).save(tmp_path / "f.json")
     assert main(["push", str(tmp_path / "f.json"), "me/mine"]) == 0
     assert "factors=hf://me/mine@abc" in capsys.readouterr().out
     assert json.loads(sent["me/mine", "factors.json"]) == json.loads((tmp_path / "f.json").read_text())
     card = sent["me/mine", "README.md"]
     assert 'base_model: "lmsys/vicuna"' in card
-    assert "--model_args pretrained=lmsys/vicuna,factors=hf://me/mine\n" in card
+    assert "# Layer factors for lmsys/vicuna (\\[v1\\](x)\N{REPLACEMENT CHARACTER})\n" in card
+    assert "--model_args 'pretrained=lmsys/vicuna,gguf_file=x y,factors=hf://me/mine'\n" in card
     assert json.loads(card.split("```json")[1].split("```")[0]) == origin
 
 

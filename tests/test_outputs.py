@@ -72,9 +72,9 @@ def test_a_jobs_summary_on_github_is_added_to(runs, tmp_path, monkeypatch):
     summary = tmp_path / "summary"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    (tmp_path / "link").symlink_to(summary)
-    for name in ("compare --markdown", "regress --markdown"):
-        assert cli.main([*(word.format(folder=runs) for word in OPTIONS[name]), str(tmp_path / "link")]) == 0
+    for name, kind in (("compare --markdown", "symlink_to"), ("regress --markdown", "hardlink_to")):
+        getattr(link := tmp_path / kind, kind)(summary)
+        assert cli.main([*(word.format(folder=runs) for word in OPTIONS[name]), str(link)]) == 0
     text = summary.read_text()
     assert text.startswith("before\n")
     assert text.index("## lpes-eval compare") < text.index("## lpes-eval regress")

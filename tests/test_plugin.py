@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,3 +274,8 @@ def test_members_are_selected_by_name_tag_and_pattern_and_listed_as_groups_alone
     manager.task_index["leval"] = manager.task_index["kv_retrieval"]  # somebody else's
     manager.load("leval")
     assert "leval is not lpes-eval's, which is called lpes_leval, but another task" in caplog.text
+    other = manager.task_index["lpes_leval_tpo"] = replace(manager.task_index["kv_retrieval"], yaml_path=Path("a.yaml"))
+    manager.task_index["leval_tpo"] = other
+    with pytest.raises(FileNotFoundError):
+        manager.load("leval_tpo")
+    assert "leval_tpo is not lpes-eval's, but of a.yaml" in caplog.text

@@ -72,10 +72,19 @@ class Page:
         return "\n\n".join(filter(None, parts)) + "\n"
 
 
+def _is_same(a: str, b: str) -> bool:
+    """Whether two paths name the same file, by whatever links."""
+    return (
+        os.path.samefile(a, b)
+        if os.path.exists(a) and os.path.exists(b)
+        else os.path.realpath(a) == os.path.realpath(b)
+    )
+
+
 def publish(page: Page, markdown_file: str | None) -> None:
     """Print a page, and write it as Markdown into a file that is named; a GitHub job's summary is added to."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
-    if markdown_file and os.path.realpath(markdown_file) == os.path.realpath(summary):
+    if markdown_file and summary and _is_same(markdown_file, summary):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(page.to_markdown())
     elif markdown_file:

@@ -109,11 +109,15 @@ def extend_tasks(manager: ModuleType) -> None:
 
     def load(original: Callable[..., Any], self: Any, task_list: Any) -> Any:
         for name in map(str, task_list if isinstance(task_list, list) else [task_list]):
-            if (ours := self.task_index.get(f"lpes_{name}")) is not None:
-                if self.task_index.get(name) is ours:
-                    logger.info("%s: this is lpes_%s of lpes-eval", name, name)
-                else:
-                    logger.warning("%s is not lpes-eval's, which is called lpes_%s, but another task", name, name)
+            full = name if name.startswith(ALIASED) else f"lpes_{name}"
+            if (named := self.task_index.get(name)) is None or (ours := self.task_index.get(full)) is None:
+                continue
+            if ours.yaml_path is not None and tasks_folder() not in ours.yaml_path.parents:
+                logger.warning("%s is not lpes-eval's, but of %s", name, named.yaml_path)
+            elif named is not ours:
+                logger.warning("%s is not lpes-eval's, which is called %s, but another task", name, full)
+            elif name != full:
+                logging.getLogger("lm_eval").info("%s: this is %s of lpes-eval", name, full)
         return original(self, task_list)
 
     manager.TaskIndex.build = staticmethod(build_with_ours)

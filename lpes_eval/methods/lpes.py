@@ -14,6 +14,7 @@ from lpes_eval import factors as factors_file
 from lpes_eval import rope, weights
 from lpes_eval.errors import FactorsError, UserError
 from lpes_eval.factors import FIELD, Factors, carried, text_config
+from lpes_eval.files import entry
 from lpes_eval.methods.base import InModel, MethodLM
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ class LPES(MethodLM):
             name, revision = parsed.model
             if revision is not None:
                 kwargs.setdefault("revision", revision)
+            if (file := entry(parsed.origin, "model_args").get("gguf_file")) is not None:
+                kwargs.setdefault("gguf_file", file)
         return name or super().default_model(kwargs)
 
 

@@ -90,6 +90,10 @@ def load(folder):
 
 def test_training_lowers_the_loss_and_leaves_the_model_alone(folder, tmp_path):
     one = train.from_texts(SMALL, AutoTokenizer.from_pretrained(folder), TEXTS)  # without the command
+    (tmp_path / train.LOG).write_text("my diary")
+    assert command(folder, tmp_path) == 2
+    assert (tmp_path / train.LOG).read_text() == "my diary"
+    (tmp_path / train.LOG).unlink()
     assert command(folder, tmp_path, "--steps", "8") == 0
     trained = routers.read(tmp_path)
     log = [json.loads(line) for line in (tmp_path / train.LOG).read_text().splitlines()]

@@ -66,6 +66,7 @@ ENTRY = {"key": "a", "fitness": 0.5, "generation": 0}
     [
         (ENTRY | {"fitness": None}, "Expected `float`, got `null` - at `$.fitness`"),
         (ENTRY | {"guards": {"g": {"plain": 1.0}}}, "missing required field `found` - at `$.guards[...]`"),
+        (ENTRY | {"measure": "x"}, "Invalid enum value 'x'"),
         (ENTRY | {"points": [0.5]}, "Expected `array`, got `float` - at `$.points[0]`"),
         (ENTRY | {"fitnes": 0.5}, "unknown field `fitnes`"),
         ('{"key": "a", "fitness": NaN}', "invalid character (byte 24)"),
@@ -123,6 +124,8 @@ def test_a_folder_of_others_or_one_that_cannot_be_made_is_refused(tmp_path):
         pass
     with pytest.raises(UserError, match="holds file but no search"), Journal(tmp_path, {}):
         pass
-    (tmp_path / "journal.jsonl").write_text(json.dumps(ENTRY) + "\n\n")
-    with pytest.raises(UserError, match=r"line 1: damaged .* take another folder"), Journal(tmp_path, {}):
-        pass
+    for diary in (json.dumps(ENTRY) + "\n\n", "my diary\n", "x" * 50):
+        (tmp_path / "journal.jsonl").write_text(diary)
+        with pytest.raises(UserError, match=r"line 1: damaged .* take another folder"), Journal(tmp_path, {}):
+            pass
+        assert (tmp_path / "journal.jsonl").read_text() == diary

@@ -181,6 +181,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args(arguments)
     check_device(given.device)
+    files.refuse_foreign(given.out / LOG, '{"step": 1, ')
+    files.refuse_foreign(given.out / routers.FILE, routers.METADATA)
     asked = {name: getattr(given, name) for name in numbers}
     settings = Settings(tasks=tuple(map(_task, given.task or ())), **asked)
     if not settings.tasks:
