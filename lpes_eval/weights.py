@@ -30,11 +30,23 @@ def fingerprint(model: nn.Module) -> dict[str, str] | None:
     return {"dtype": str(parameters[0][1].dtype).removeprefix("torch."), "sha256": digest.hexdigest()}
 
 
-def cache_key(model: nn.Module, method: str, settings: Any) -> str:
-    """What sets the answers of a model under a method and its settings apart from all others, for ``--use_cache``."""
-    config: Any = model.config
+def config_sha256(model: Any) -> str:
+    """A hash of a model's configuration and of that of its generation, whatever folder they are from."""
+    generation = getattr(model, "generation_config", None)
+    parts = model.config.to_dict(), generation.to_diff_dict() if generation is not None else {}
+    described = [
+        {k: v for k, v in part.items() if k not in ("_name_or_path", "transformers_version")} for part in parts
+    ]
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def cache_key(lm: Any, method: str, settings: Any) -> str:
+    """What sets the answers of an ``hf`` model under a method apart from all others, for ``--use_cache``."""
+    config = lm.model.config
     name = [getattr(config, "_name_or_path", None), getattr(config, "_commit_hash", None)]
-    known = json.dumps([method, settings, fingerprint(model) or name], sort_keys=True)
+    asked = [getattr(lm, name, None) for name in ("max_length", "add_bos_token", "think_end_token", "enable_thinking")]
+    known = [method, settings, fingerprint(lm.model) or name, config_sha256(lm.model), asked]
+    known = json.dumps(known, sort_keys=True, default=str)
     return f"{method}_{hashlib.sha256(known.encode()).hexdigest()[:16]}"
 
 

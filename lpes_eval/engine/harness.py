@@ -1,8 +1,6 @@
 """lm-eval's own loop as an engine, for what ``lpes_eval.engine.exact`` cannot answer exactly; the others' base."""
 
 import contextlib
-import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -41,13 +39,10 @@ class HarnessEngine:
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells the model from others: its weights, both configurations, device and attention."""
-        model, ignored = self.lm.model, ("_name_or_path", "transformers_version")
-        generation = getattr(model, "generation_config", None)
-        parts = model.config.to_dict(), generation.to_diff_dict() if generation is not None else {}
-        described = [{k: v for k, v in part.items() if k not in ignored} for part in parts]
+        model = self.lm.model
         return {
             **(self.weights() or {}),
-            "config_sha256": hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest(),
+            "config_sha256": weights.config_sha256(model),
             "device": next(model.parameters()).device.type,
             "attention": str(getattr(model.config, "_attn_implementation", None)),
         }

@@ -170,11 +170,14 @@ def separate_caches() -> None:
         # Only our models have a key. One that fails is an error: without it, answers under other factors would be used.
         key: Any = getattr(lm, "cache_key", None)
         module: Any = getattr(lm, "model", None)
-        if key is None and hasattr(module, "modules"):  # such as hf, around a model with factors
+        if key is None and hasattr(module, "modules"):  # such as hf, around a model with factors or a method
             from lpes_eval import rope, weights
 
             if (factors := rope.applied(module)) is not None:
-                key = weights.cache_key(module, "lpes", {"factors": factors})
+                key = weights.cache_key(lm, "lpes", {"factors": factors})
+            elif (name := rope.method_in(module)) is not None:
+                found = f"--use_cache: {name} was put into this model, and its settings are not known here"
+                raise UserError(f"{found}; use lm_eval's model type of that name")
         if key:
             stem, suffix = os.path.splitext(cache_db)
             cache_db = f"{stem}_{key}{suffix}"

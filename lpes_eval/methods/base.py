@@ -153,7 +153,7 @@ class MethodLM(HFLM):
     def cache_key(self) -> str:
         """What sets this model's answers apart from those of other models and settings, for ``--use_cache``."""
         name = type(self).__module__.rpartition(".")[2]
-        return weights.cache_key(self.model, name, self.method.describe())
+        return weights.cache_key(self, name, self.method.describe())
 
 
 def check_device(device: Any) -> None:

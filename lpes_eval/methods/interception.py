@@ -95,10 +95,10 @@ class Interception(InModel):
         raise NotImplementedError
 
     def refuse_flash_attention(self, call: Call) -> None:
-        """For a method that has a mask of its own, which flash attention does not take."""
-        if call.mask is not None and call.mask.ndim != 4:
-            way_out = "load the model with attn_implementation=sdpa"
-            raise UserError(f"{self.name}: flash attention takes no mask; {way_out}")
+        """For a method that has a mask of its own, which flash and flex attention and kernels of the Hub do not take."""
+        kind = str(self._configs[call.layer]._attn_implementation)
+        if any(part in kind for part in ("flash", "flex", "/")):
+            raise UserError(f"{self.name}: {kind} takes no mask; load the model with attn_implementation=sdpa")
 
     def plainly(self, call: Call) -> Tensor:
         """The attention of the model as it is, by the way of ``attend``; where it differs, the family is refused."""

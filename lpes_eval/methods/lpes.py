@@ -117,7 +117,7 @@ class LPES(MethodLM):
     @property
     def cache_key(self) -> str:
         """As of every method; Position Interpolation is layer factors that are all the same."""
-        return weights.cache_key(self.model, "lpes", {"factors": self.layer_factors})
+        return weights.cache_key(self, "lpes", {"factors": self.layer_factors})
 
     def recorded(self) -> dict[str, Any]:
         """The factors, their hash and their origin."""

@@ -186,6 +186,9 @@ def test_answers_of_hf_around_a_model_with_factors_are_cached_as_those_of_lpes(t
     lpes_eval.remove(loaded.model)
     files.append(Path(CachingLM(around, str(tmp_path / "cache.db")).cache_db).name)
     assert files == [f"cache_{key}.db"] * 2 + ["cache.db"]
+    methods.load("ms_poe").apply(loaded.model)
+    with pytest.raises(UserError, match="Ms-PoE was put into this model"):
+        CachingLM(around, str(tmp_path / "cache.db"))
 
 
 def test_answers_of_other_settings_are_cached_apart():
@@ -215,6 +218,9 @@ def test_answers_of_other_weights_are_cached_apart_also_where_they_have_one_name
     with torch.no_grad():
         one.model.model.norm.weight[0] += 1e-3
     assert one.cache_key != before
+    two = LPES(factors=factors)
+    two.model.config.rms_norm_eps *= 2
+    assert two.cache_key != before != LPES(factors=factors, max_length=100).cache_key
 
 
 def test_a_list_of_factors_in_a_text_of_arguments_is_a_list():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from checks import apart, inputs, logits
+from lpes_eval.errors import UserError
 from lpes_eval.methods.string import STRING
 from slow import slow_llama, turn
 from tiny_models import tiny_config, tiny_model
@@ -53,3 +54,10 @@ def test_a_sliding_window_hides_what_is_beyond_it():
     plain = logits(model)
     STRING.apply(model, shift=window, window=window // 2)
     assert apart(logits(model)[1], plain[1]) < 1e-5  # nothing that is seen is far
+
+
+def test_a_kernel_that_takes_no_mask_is_refused_also_where_the_model_needs_none(llama):
+    STRING.apply(llama, shift=7, window=3)
+    llama.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(UserError, match=r"STRING: flash_attention_2 takes no mask; load the model with .*sdpa"):
+        logits(llama, input_ids=inputs()["input_ids"][1:])
