@@ -178,6 +178,8 @@ THINKING = "{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
         ("[THINK]", "Q", {"think_end_token": "[/THINK]"}, "think_end_token=[/THINK]"),  # but 100 tokens
         (THINKING, "Q<think>\n\n</think>\n\n", {}, ""),
         (THINKING, "Q", {"enable_thinking": False}, ""),
+        ("{{ tag }}", "Q<think>\n", {"enable_thinking": False}, "think_end_token=</think>"),  # as it asks all the same
+        ("<|channel|>analysis", "Q", {}, "think_end_token=<|end|>"),
         (None, "Q", {}, ""),
     ],
 )

@@ -124,8 +124,15 @@ def require_named_chat_template(arguments: Mapping[str, Any]) -> None:
     require_chat_template(SimpleNamespace(tokenizer=tokenizer))
 
 
-THOUGHTS = ("<think>", "<thinking>", "<reasoning>", "[THINK]")
-"""How chat templates open a thought."""
+THOUGHTS = {
+    **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "thought", "reasoning", "seed:think")},
+    "[THINK]": "[/THINK]",
+    "<|channel|>analysis": "<|end|>",
+    "<|channel>thought": "<channel|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "◁think▷": "◁/think▷",
+}
+"""How chat templates open a thought, and end it."""
 ROOM = 1024
 """New tokens that a thought and an answer need at least."""
 
@@ -133,10 +140,11 @@ ROOM = 1024
 def warn_of_thoughts(lm: Any, prompt: str, new_tokens: int, task: str) -> None:
     """Say what to set where the chat template lets a model think for longer than an answer may be."""
     template = str(getattr(getattr(lm, "tokenizer", None), "chat_template", None) or "")
-    opening = next((tag for tag in THOUGHTS if tag in template), None)
-    if opening is None or getattr(lm, "enable_thinking", None) is False:
+    begun = next((tag for tag in THOUGHTS if prompt.rstrip().endswith(tag)), None)  # whatever was asked of the template
+    opening = begun or next((tag for tag in THOUGHTS if tag in template), None)
+    if opening is None or (begun is None and getattr(lm, "enable_thinking", None) is False):
         return
-    end = opening.replace("<", "</").replace("[", "[/")
+    end = THOUGHTS[opening]
     ready = getattr(lm, "think_end_token", None) and new_tokens >= ROOM
     if not ready and not prompt.rstrip().endswith(end):
         off = "turn it off with --model_args enable_thinking=False, or " if "enable_thinking" in template else ""

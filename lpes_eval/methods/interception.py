@@ -95,7 +95,7 @@ class Interception(InModel):
         raise NotImplementedError
 
     def refuse_flash_attention(self, call: Call) -> None:
-        """For a method that has a mask of its own, which flash and flex attention and kernels of the Hub do not take."""
+        """For a method that has a mask of its own, which flash and flex attention and the Hub's kernels do not take."""
         kind = str(self._configs[call.layer]._attn_implementation)
         if any(part in kind for part in ("flash", "flex", "/")):
             raise UserError(f"{self.name}: {kind} takes no mask; load the model with attn_implementation=sdpa")

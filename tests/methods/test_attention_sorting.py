@@ -1,5 +1,6 @@
 """Attention sorting: orders against a slow implementation, and prompts that stay whole."""
 
+import copy
 import json
 import re
 from itertools import accumulate, pairwise
@@ -28,12 +29,11 @@ def requests_of(task, **metadata):
 def slow_order(lm, text, spans):
     """Documents by the attention of the last token, least first: one pass that hands out all of its attention."""
     read = lm.tokenizer(text, return_offsets_mapping=True, return_tensors="pt")
-    before = lm.model.config._attn_implementation
-    lm.model.set_attn_implementation("eager")
+    model = copy.deepcopy(lm.model).double()
+    model.set_attn_implementation("eager")
     with torch.no_grad():
-        attentions = lm.model(read["input_ids"], output_attentions=True).attentions
-    lm.model.set_attn_implementation(before)
-    last = torch.stack([layer[0, :, -1] for layer in attentions]).double().mean((0, 1))
+        attentions = model(read["input_ids"], output_attentions=True).attentions
+    last = torch.stack([layer[0, :, -1] for layer in attentions]).mean((0, 1))
     starts = read["offset_mapping"][0, :, 0]
     paid = [last[(starts >= begin) & (starts < end)].sum().item() for begin, end in spans]
     return sorted(range(len(paid)), key=lambda k: paid[k])
