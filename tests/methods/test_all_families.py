@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 import lpes_eval
-from checks import FAMILIES, LENGTH, PADDING, apart, generated, inputs, logits, prompt_ends_at, put
+from checks import FAMILIES, LENGTH, PADDING, apart, attach, generated, inputs, logits, prompt_ends_at
 from lpes_eval import methods, rope
 from lpes_eval.decoder import REFUSED as REFUSED_FAMILIES
 from lpes_eval.errors import CacheError, UnsupportedModel, UserError
@@ -54,7 +54,7 @@ def test_it_answers_the_same_with_a_cache_without_one_and_row_by_row_or_says_why
     try:
         rope.find_decoder(model)
         plain, before = logits(model), marks(model)
-        method = put(name, model)
+        method = attach(name, model)
     except UnsupportedModel as refusal:
         assert str(refusal).startswith(f"{model.config.model_type}: ")
         assert family in OTHERS or (family in WITHOUT_ONE_BASE and name in ("attention_buckets", "moice"))
@@ -74,7 +74,7 @@ def test_it_answers_the_same_with_a_cache_without_one_and_row_by_row_or_says_why
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_it_combines_beams_as_without_a_cache_or_refuses_them(llama, name):
-    with prompt_ends_at(put(name, llama), LENGTH - 1):
+    with prompt_ends_at(attach(name, llama), LENGTH - 1):
         if name == "attention_buckets":
             with pytest.raises(UserError, match="without beam search"):
                 generated(llama, num_beams=3)
@@ -86,7 +86,7 @@ def test_it_combines_beams_as_without_a_cache_or_refuses_them(llama, name):
 
 @pytest.mark.parametrize("name", [name for name in CHANGING if name not in ("attention_buckets", "ms_poe", "moice")])
 def test_a_static_cache_serves_where_it_has_room_for_the_keys(llama, name):
-    with prompt_ends_at(put(name, llama), LENGTH - 1):
+    with prompt_ends_at(attach(name, llama), LENGTH - 1):
         assert apart(generated(llama, cache_implementation="static"), generated(llama)) < 1e-4
 
 
@@ -94,7 +94,7 @@ def test_a_static_cache_serves_where_it_has_room_for_the_keys(llama, name):
 def test_a_cache_is_freed_with_its_last_reference(llama, name):
     """Not only when Python looks for garbage, which leaves gigabytes of keys and values in memory."""
     cache = DynamicCache(config=llama.config)
-    with prompt_ends_at(put(name, llama), LENGTH - 1):
+    with prompt_ends_at(attach(name, llama), LENGTH - 1):
         gc.disable()
         try:
             llama.generate(**inputs(), past_key_values=cache, max_new_tokens=4, do_sample=False, pad_token_id=0)
@@ -107,7 +107,7 @@ def test_a_cache_is_freed_with_its_last_reference(llama, name):
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_copy_of_a_model_runs_its_own_method_on_its_own_weights(llama, name):
-    plain, there = generated(llama), put(name, llama)
+    plain, there = generated(llama), attach(name, llama)
     expected = generated(llama)
     assert apart(expected, plain) > 1e-3
     copied = copy.deepcopy(llama)
@@ -123,13 +123,13 @@ def test_a_copy_of_a_model_runs_its_own_method_on_its_own_weights(llama, name):
 def test_layer_factors_and_methods_exclude_each_other(llama, name):
     lpes_eval.apply(llama, 1.5)
     with pytest.raises(UserError, match="the model has layer factors"):
-        put(name, llama)
+        attach(name, llama)
     lpes_eval.remove(llama)
-    there = put("attention_buckets", llama)
+    there = attach("attention_buckets", llama)
     with pytest.raises(UserError, match="in this model already, Attention Buckets"):
-        put(name, llama)
+        attach(name, llama)
     there.detach()
-    there = put(name, llama)
+    there = attach(name, llama)
     expected = logits(llama)
     with pytest.raises(UserError, match=r"^the model has .* in it.* detach it first"):
         lpes_eval.apply(llama, 1.5)
@@ -147,14 +147,14 @@ def test_a_cache_that_was_filled_otherwise_is_refused_and_a_second_detach_does_n
         llama(inputs()["input_ids"][:, :1], past_key_values=cache)
 
     plain = filled()
-    method = put(name, llama)
+    method = attach(name, llama)
     with prompt_ends_at(method, LENGTH - 1):
         own = filled()
     with pytest.raises(CacheError, match=f"holds {LENGTH} positions whose keys .* has not rotated"):
         go_on(plain)
     go_on(own)
     method.detach()
-    other = put("ms_poe" if name == "attention_buckets" else "attention_buckets", llama)
+    other = attach("ms_poe" if name == "attention_buckets" else "attention_buckets", llama)
     method.detach()
     assert rope.method_in(llama) is not None
     with pytest.raises(CacheError, match="start with an empty cache"):
