@@ -92,11 +92,10 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
         raise UserError(f"--output {args.output}: is a file; expected a folder, or a name that is not there yet")
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
-    if (code := sorted(LOADS_CODE & args.gen_kwargs.keys())) and not args.model_args.get("trust_remote_code"):
-        way = "if you trust it, add --model_args trust_remote_code=True"
-        raise UserError(f"--gen_kwargs {code[0]}=...: runs code that comes with a model; {way}")
-    if "/" in str(args.model_args.get("attn_implementation", "")) and not args.model_args.get("trust_remote_code"):
-        raise UserError("--model_args attn_implementation=OWNER/REPO: runs code of the Hub; add trust_remote_code=True")
+    code = [f"--gen_kwargs {name}=..." for name in sorted(LOADS_CODE & args.gen_kwargs.keys())]
+    code += ["--model_args attn_implementation=OWNER/REPO"] * ("/" in str(args.model_args.get("attn_implementation", "")))
+    if code and not args.model_args.get("trust_remote_code"):
+        raise UserError(f"{code[0]}: runs code; if you trust it, add --model_args trust_remote_code=True")
     if args.engine == "vllm" and args.workers:
         raise UserError("--engine vllm: it answers alone; leave --workers out")
     if args.engine == "vllm" and (named := sorted(args.model_args.keys() & {*WHOLE, "subfolder"})):

@@ -151,7 +151,7 @@ class Search:
         if not self.args.early_stopping or generation.cutoff is None or generation.measure != "score":
             return None
         points, fitness = generation.cutoff
-        entry = self.journal.entries[self.name(Individual(points, ""), generation)]
+        entry = self.journal.entries[self.key(Individual(points, ""), generation)]
         error = self.args.early_stopping_error
         return Cutoff(fitness, entry.examples, error) if entry.examples else None  # its workers died
 

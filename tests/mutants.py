@@ -102,8 +102,8 @@ MUTANTS = {
     ),
     "the key of --use_cache knows the model's weights": Mutant(
         "lpes_eval/weights.py",
-        "fingerprint(model) or name]",
-        "name]",
+        "fingerprint(lm.model) or name,",
+        "name,",
         (f"{METHODS}/test_lpes.py::test_answers_of_other_weights_are_cached_apart_also_where_they_have_one_name",),
     ),
     "a Bezier curve is a sum of Bernstein polynomials, binomials included": Mutant(
@@ -313,7 +313,7 @@ MUTANTS = {
         (f"{SEARCH}/test_verdict.py::test_factors_that_are_not_shown_to_help_are_a_best_effort",),
     ),
     "factors that are not better beyond chance are not shown to help": Mutant(
-        "search/report/pages.py",
+        "search/held_out.py",
         "return 1 in compared and -1 not in compared",
         "return -1 not in compared",
         (f"{SEARCH}/test_verdict.py::test_factors_count_as_found_where_a_task_is_better_beyond_chance_and_none_worse",),

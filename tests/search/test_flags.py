@@ -81,7 +81,7 @@ def test_the_start_is_a_number_or_a_file(tmp_path):
         (["--metadata", "positions=0"], "--positions"),
         (["--positions", "100,0,50"], "--positions: found 100.*; expected different percentages from 0 to 100 in"),
         (["--lambdas", "0.5,0.5"], "--lambdas: 2 weights for 3"),
-        (["--gen_kwargs", "custom_generate=x"], "custom_generate=...: runs code .* trust_remote_code=True"),
+        (["--gen_kwargs", "custom_generate=x"], "custom_generate=...: runs code; .* trust_remote_code=True"),
         (["--model_args", "attn_implementation=a/b"], "attn_implementation=OWNER/REPO: runs code"),
         (["--examples", "0"], "--examples: expected at least 1, not 0"),
         (["--limit", "3"], "--limit is lm_eval's; --examples and"),

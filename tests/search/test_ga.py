@@ -191,7 +191,7 @@ def test_factors_that_are_asked_for_again_cost_no_budget(command, tmp_path):
     flags = [*SEARCH_ONLY, "--control_points", "2", "--mutations", "10", "--crossovers", "0", "--skip", "1"]
     flags += ["--examples", "2"]
     assert command(*flags)[0] == 0
-    asked = [entry["prompts"] for entry in journal(tmp_path / "out") if entry["generation"] is not None]
+    asked = [entry["prompts"] for entry in journal(tmp_path / "out") if entry.get("generation") is not None]
     assert len(asked) < 5 + 2 * 10  # some have the same factors
     assert command(*flags, "--budget", f"{sum(asked) + 1}prompts", output=tmp_path / "again")[0] == 0
     assert "The budget of" not in (tmp_path / "again" / "summary.md").read_text()
@@ -200,7 +200,7 @@ def test_factors_that_are_asked_for_again_cost_no_budget(command, tmp_path):
 def test_a_budget_ends_the_search_with_the_fittest_and_a_larger_one_goes_on(command, tmp_path):
     assert command(*SEARCH_ONLY, output=tmp_path / "whole")[0] == 0
     assert command(*SEARCH_ONLY, "--budget", "60prompts")[0] == 0
-    entries = [entry for entry in journal(tmp_path / "out") if entry["generation"] is not None]
+    entries = [entry for entry in journal(tmp_path / "out") if entry.get("generation") is not None]
     assert len(entries) == 4  # of 15 prompts each
     assert report(tmp_path / "out")["best"]["fitness"] == max(entry["fitness"] for entry in entries)
     cut = "The budget of 60 prompts ended the search after 4 of about"
