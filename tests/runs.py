@@ -22,11 +22,13 @@ def write_run(
     target="yes",
     chat="",
     metadata=None,
+    others=None,
 ):
     """Write a run of one task; returns the path of its results.
 
     ``scores``: position (None for a task without) -> scores, one a question; another ``text`` is another set of
-    examples; ``chat`` is put before every prompt, as a chat template does.
+    examples; ``chat`` is put before every prompt, as a chat template does; ``others`` are more metrics, a direction and
+    one score a question each.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind, arguments, parameters = model
@@ -35,14 +37,17 @@ def write_run(
         columns |= {f"{metric}@{position:g}": line for position, line in scores.items()}
     n = len(columns[metric])
     row = {"name": group, "alias": group, "sample_len": n}
-    for name, line in columns.items():
-        row |= {f"{name},none": sum(line) / n, f"{name}_stderr,none": 0.02}
     means = [sum(line) / n for line in scores.values()]
     if len(columns) > 1:
         over_positions = {"worst": (min if higher_is_better else max)(means), "spread": max(means) - min(means)}
         for name, value in over_positions.items():
             row |= {f"{metric}_{name},none": value, f"{metric}_{name}_stderr,none": "N/A"}
         metadata = {"positions": [*scores], **(metadata or {})}
+    others = others or {}
+    directions = dict.fromkeys(columns, higher_is_better) | {name: up for name, (up, _) in others.items()}
+    columns |= {name: line for name, (_, line) in others.items()}
+    for name, line in columns.items():
+        row |= {f"{name},none": sum(line) / n, f"{name}_stderr,none": 0.02}
     if samples:
         with (folder / f"samples_{group}_{date}.jsonl").open("w", encoding="utf-8") as file:
             for question in range(n):
@@ -70,7 +75,7 @@ def write_run(
                 "group_subtasks": {},
                 "configs": {group: {"task": group, "metadata": own}},
                 "versions": {group: version},
-                "higher_is_better": {group: dict.fromkeys(columns, higher_is_better)},
+                "higher_is_better": {group: directions},
                 "n-samples": {group: {"original": n, "effective": n}},
                 "config": {
                     "lpes_eval": "0.0.9",

@@ -228,7 +228,7 @@ def _metrics(
         up, values = directions.get(name), {label: scores[of] for label, of in keys.items()}
         metrics[key] = Metric(up if isinstance(up, bool) else None, values, columns if averaged else None)
 
-    left = dict(scores)
+    left = list(scores)
     for key, mean in scores.items():
         name, _, filter_name = key.partition(",")
         at = {label_of(position): f"{name}@{position:g},{filter_name}" for position in sorted(positions)}
@@ -238,8 +238,13 @@ def _metrics(
         if not any(map(math.isnan, values)) and not _is_mean(values, mean):
             continue
         add(key, at)
-        for of in (key, f"{name}_worst,{filter_name}", f"{name}_spread,{filter_name}", *at.values()):
-            left.pop(of, None)
+        worst = (max if directions.get(name) is False else min)(values)
+        shown = {key, *at.values()}
+        for of, value in ((f"{name}_worst", worst), (f"{name}_spread", max(values) - min(values))):
+            has_its_own = any(of in sample.scores for sample in samples.get(filter_name, ()))
+            if not has_its_own and _is_mean([value], scores.get(f"{of},{filter_name}", math.nan)):
+                shown.add(f"{of},{filter_name}")
+        left = [key for key in left if key not in shown]
     for key in left:
         add(key, {"all": key})
     return metrics

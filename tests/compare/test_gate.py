@@ -1,18 +1,23 @@
 """The gate on scores in memory: its rows, what it catches, how often it cries wolf, and what it says."""
 
+import copy
 import itertools
 import math
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lpes_eval.compare import gate
-from lpes_eval.compare.gate import Outcome
+from lpes_eval.compare import gate, results
 from lpes_eval.compare.regress import junit, page_of
 from lpes_eval.compare.results import Metric, Results, Task
 from lpes_eval.errors import UserError
+from runs import put, write_tasks
 from simulated import chances, draw, run_with, task_of
 
 
@@ -44,28 +49,41 @@ def task_with(**metrics):
     return Task("1", {}, 20, "d", "p", {f"{name},none": metric for name, metric in metrics.items()})
 
 
-@pytest.mark.parametrize("labels", [["all"], ["0 %", "33 %", "100 %"]])
-@pytest.mark.parametrize("direction", [True, False, None])
-@pytest.mark.parametrize("kind", ["right or wrong", "smooth", "no average"])
-def test_every_score_has_a_row_and_a_fall_of_all_its_answers_is_never_ok(kind, direction, labels):
-    """Every answer gets worse by 1 at one label, while another task rises."""
-    columns = np.full((len(labels), 20), float(direction is not False))
-    if kind == "smooth":
-        columns += np.random.default_rng(0).random(columns.shape) / 2
-    by_question = dict(zip(labels, columns.tolist(), strict=True)) if kind != "no average" else None
-    values = dict(zip(labels, columns.mean(axis=1).tolist(), strict=True))
-    old = run_with(toy=task_with(f1=Metric(direction, values, by_question)), other=task_with(acc=metric_of([0.0] * 20)))
-    step = 1.0 if direction is False else -1.0
-    for label, strict in itertools.product(labels, (False, True)):
-        moved = by_question and by_question | {label: [score + step for score in by_question[label]]}
-        fallen = Metric(direction, values | {label: values[label] + step}, moved)
-        new = run_with(toy=task_with(f1=fallen), other=task_with(acc=metric_of([1.0] * 20)))
-        *rows, other = regress(old, new, strict=strict).rows
-        assert [row.label for row in rows] == [*labels, *(["mean", "worst", "spread"] if len(labels) > 1 else [])]
-        row = rows[labels.index(label)]
-        assert row.outcome == (Outcome.WORSE if by_question else Outcome.NOT_TESTABLE)
-        assert row.fails == (strict or bool(by_question))
-        assert (other.task, other.outcome) == ("other", Outcome.BETTER)
+NAMES = st.sampled_from(["acc@5", "acc@50", "acc_worst", "acc_spread", "mrr"]) | st.text("a@_5. |", max_size=4)
+DIRECTIONS = st.sampled_from([True, False, None])
+
+
+@st.composite
+def tasks(draw):
+    """A task, as the options of `write_run`."""
+    n, rng, digits = draw(st.integers(16, 24)), np.random.default_rng(draw(st.integers(0, 9))), draw(st.integers(0, 2))
+    positions, names = draw(st.sampled_from([[None], [5], [5, 50], [0, 5, 33.3]])), draw(st.lists(NAMES, max_size=3))
+    made = {"scores": {position: rng.random(n).round(digits) for position in positions}}
+    made["others"] = {name: (draw(DIRECTIONS), np.ones(n) if digits else rng.random(n)) for name in names}
+    return made | {"higher_is_better": draw(DIRECTIONS)}
+
+
+@settings(max_examples=50, derandomize=True, deadline=None)
+@given(
+    old=st.dictionaries(st.sampled_from(["t", "t_1", "u"]), tasks(), min_size=1), is_group=st.booleans(), data=st.data()
+)
+def test_a_fall_of_any_score_of_any_task_by_all_its_answers_fails(old, is_group, data):
+    """Read from lm-eval's files, also where every score of the other tasks rises, in one group or in none."""
+    new, fallen = copy.deepcopy(old), data.draw(st.sampled_from([*old]))
+    for task, options in new.items():
+        up = options["higher_is_better"]
+        lines = [*((up, line) for line in options["scores"].values()), *options["others"].values()]
+        for direction, line in [data.draw(st.sampled_from(lines))] if task == fallen else lines:
+            line += (-1 if task == fallen else 1) * (-1 if direction is False else 1)
+    with tempfile.TemporaryDirectory() as folder:
+        sides = []
+        for name, made in (("old", old), ("new", new)):
+            path = write_tasks(Path(folder, name), **made)
+            put(path, ("group_subtasks",), {"all": [*made]} if is_group else {})
+            put(path, ("results", "all"), {"acc,none": 0.5})
+            sides.append(results.read(path))
+    assert regress(*sides).failed
+    assert not regress(sides[0], sides[0]).failed
 
 
 def test_what_the_run_lacks_is_missing_and_fails():

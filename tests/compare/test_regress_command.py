@@ -173,40 +173,6 @@ def test_a_worse_run_fails_with_1_and_every_report_has_its_table(tmp_path, commi
     assert [case.get("name").split()[0] for case in suite if len(case)] == [line[0] for line in failed]
 
 
-def write_scores(folder, **moved):
-    """Two tasks, one by position, with two metrics each, in a group; ``moved``: a task's scores that are not 0.5."""
-    by_position, alone = {5: [0.5] * 30, 50: [0.5] * 30}, {None: [0.5] * 30}
-    path = write_tasks(folder, t0={"scores": by_position, "text": "a"}, t1={"scores": alone, "text": "b"})
-    for name in ("t0", "t1"):
-        put(path, ("higher_is_better", name, "loss"), False)
-        [samples] = folder.glob(f"samples_{name}_*")
-        scores = {"loss": 0.5, **moved.get(name, {})}
-        lines = [json.loads(line) | scores for line in samples.read_text().splitlines()]
-        samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        for key, score in scores.items():
-            put(path, ("results", name, f"{key},none"), score)
-    put(path, ("results", "both"), {"acc,none": 0.5, "loss,none": 0.5})
-    put(path, ("group_subtasks",), {"both": ["t0", "t1"]})
-    return path
-
-
-@pytest.mark.parametrize(
-    ("fallen", "other"),
-    [
-        ({"t0": {"acc@5": 0.0, "acc": 0.25}}, {"t1": {"acc": 1.0}}),
-        ({"t0": {"loss": 1.0}}, {"t1": {"loss": 0.0}}),
-        ({"t1": {"acc": 0.0}}, {"t0": {"acc@5": 1.0, "acc": 0.75}}),
-        ({"t1": {"loss": 1.0}}, {"t0": {"loss": 0.0}}),
-    ],
-)
-def test_a_fall_of_any_reported_score_of_any_task_fails(tmp_path, fallen, other):
-    """Also where another task in the same group rises, and other metrics of the task stay."""
-    old, new, path = write_scores(tmp_path / "old"), write_scores(tmp_path / "new", **fallen, **other), tmp_path / "b"
-    assert call(old, "--baseline", path, "--update") == 0
-    assert call(old, "--baseline", path) == 0
-    assert call(new, "--baseline", path) == 1
-
-
 @pytest.mark.parametrize(
     ("place", "value"),
     [
