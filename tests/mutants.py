@@ -187,7 +187,7 @@ MUTANTS = {
         "lpes_eval/compare/results.py",
         "    for key in left:",
         "    for key in left if not metrics else ():",
-        (f"{COMPARE}/test_regress_command.py::test_a_fall_of_any_reported_score_of_any_task_fails",),
+        (f"{COMPARE}/test_gate.py::test_a_fall_of_any_score_of_any_task_by_all_its_answers_fails",),
     ),
     "other documents are not compared, whatever else differs": Mutant(
         "lpes_eval/compare/results.py",

@@ -73,16 +73,17 @@ def compared() -> str:
     """Accuracy by position of each set of factors, and what it gains over the plain model on the same questions."""
     rows = []
     for (*group, decoded), by_factors in read("held_out").items():
+        first = title(*group) + (", decoded" if decoded and "kv_retrieval" in group else "")
         for name, lines in by_factors.items():
             numbers, of = sorted(lines.keys() & by_factors["plain"].keys()), metric(lines)
             values, plain = (100 * table(side, of, numbers) for side in (lines, by_factors["plain"]))
             gain = "" if name == "plain" else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(values - plain))
-            first = title(*group) + (", decoded" if decoded and "kv_retrieval" in group else "")
             places = {gold_index(p, group[2]): f"{p:g} %" for p in reversed(POSITIONS)}  # those that coincide once
             at = AT if values.shape[1] == len(AT) else sorted(places.values(), key=AT.index)
             by_position = dict(zip(at, values.mean(0), strict=True)) | {"mean": values.mean()}
             cells = [f"{by_position[name]:.1f}" if name in by_position else "" for name in (*AT, "mean")]
             rows.append([first, name, str(len(numbers)), *cells, gain])
+            first = ""
     return markdown_table(["model, task", "factors", "n", *AT, "mean", "gain"], rows)
 
 
