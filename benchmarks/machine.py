@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ def versions() -> dict[str, str]:
 
 def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
     """The processor, how much of it the measurement had, and the GPU if it ran there."""
-    processor = platform.processor() or platform.machine()
-    if (info := Path("/proc/cpuinfo")).exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        processor = names[0].partition(":")[2].strip() if names else processor
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
+    processor = names[0] if names else platform.processor() or platform.machine()
     machine = {"processor": processor, "cores": os.cpu_count(), "threads": threads, "device": device}
     if device.startswith("cuda"):
         import torch

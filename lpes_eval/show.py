@@ -16,8 +16,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Check a factors file as --model lpes would, and show one factor a layer and where they came from.",
     )
     parser.add_argument("file", metavar="FILE", help="a factors file, or one number")
-    depth = "the model's depth, where the file does not name it"
-    parser.add_argument("--layers", type=at_least(1), metavar="N", help=depth)
+    parser.add_argument("--layers", type=at_least(1), metavar="N", help="the model's depth, if the file has none")
     parser.set_defaults(run=run)
 
 

@@ -33,10 +33,10 @@ def fingerprint(model: nn.Module) -> dict[str, str] | None:
 def config_sha256(model: Any) -> str:
     """A hash of a model's configuration and of that of its generation, whatever folder they are from."""
     generation = getattr(model, "generation_config", None)
-    parts = model.config.to_dict(), generation.to_diff_dict() if generation is not None else {}
-    described = [
-        {k: v for k, v in part.items() if k not in ("_name_or_path", "transformers_version")} for part in parts
-    ]
+    described = model.config.to_dict(), generation.to_diff_dict() if generation is not None else {}
+    for name in ("_name_or_path", "transformers_version"):
+        for part in described:
+            part.pop(name, None)
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
 
 

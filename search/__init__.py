@@ -30,10 +30,7 @@ class Result:
 
 
 def search(
-    *tasks: str,
-    optimizer: str | type[Optimizer] | None = None,
-    preset: str = "default",
-    **flags: Any,
+    *tasks: str, optimizer: str | type[Optimizer] | None = None, preset: str = "default", **flags: Any
 ) -> Result:
     """Search layer factors, as the command does: progress is printed, and a search that was stopped goes on.
 

@@ -93,7 +93,8 @@ def complete(args: argparse.Namespace, kind: type[Optimizer] | None = None) -> a
     if args.fewshot_as_multiturn and not args.apply_chat_template:
         raise UserError("--fewshot_as_multiturn: only a chat template has turns; add --apply_chat_template")
     code = [f"--gen_kwargs {name}=..." for name in sorted(LOADS_CODE & args.gen_kwargs.keys())]
-    code += ["--model_args attn_implementation=OWNER/REPO"] * ("/" in str(args.model_args.get("attn_implementation", "")))
+    if "/" in str(args.model_args.get("attn_implementation", "")):
+        code.append("--model_args attn_implementation=OWNER/REPO")
     if code and not args.model_args.get("trust_remote_code"):
         raise UserError(f"{code[0]}: runs code; if you trust it, add --model_args trust_remote_code=True")
     if args.engine == "vllm" and args.workers:

@@ -98,10 +98,8 @@ class Evaluator:
 
     def in_order(self, part: Sequence[int] | None) -> list[list[int]]:
         """The requests, by number, of each of these questions (None: all)."""
-        return [
-            [i for objective, number in self.questions[u] for i in self._numbers[objective.name, number]]
-            for u in self._all(part)
-        ]
+        parts = [self.questions[u] for u in self._all(part)]
+        return [[i for task, number in part for i in self._numbers[task.name, number]] for part in parts]
 
     def asked(self, part: Sequence[int] | None) -> int:
         """How many prompts some of the questions have (None: all)."""
@@ -332,7 +330,6 @@ class _Racing:
             columns = self._evaluator.columns
             if self._race.lost and len(self._seen) == len(columns) and self._next < len(self._order):
                 scores = {column: float(mean(values)) for column, values in self._seen.items()}
-                fitness = self._evaluator.weighted(scores)
-                self.partial = min(fitness, math.nextafter(self._cutoff, -math.inf)), scores
+                self.partial = min(self._evaluator.weighted(scores), math.nextafter(self._cutoff, -math.inf)), scores
                 return True
         return False

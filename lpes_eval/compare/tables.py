@@ -74,11 +74,8 @@ class Page:
 
 def _is_same(a: str, b: str) -> bool:
     """Whether two paths name the same file, by whatever links."""
-    return (
-        os.path.samefile(a, b)
-        if os.path.exists(a) and os.path.exists(b)
-        else os.path.realpath(a) == os.path.realpath(b)
-    )
+    are_there = os.path.exists(a) and os.path.exists(b)
+    return os.path.samefile(a, b) if are_there else os.path.realpath(a) == os.path.realpath(b)
 
 
 def publish(page: Page, markdown_file: str | None) -> None:

@@ -3,12 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-NAMES = {
-    "reference": "base",
-    "lpes-eval/reference": "base",
-    "reference-kv": "kv",
-    "lpes-eval/reference-kv": "kv",
-}
+NAMES = {"reference": "base", "lpes-eval/reference": "base", "reference-kv": "kv", "lpes-eval/reference-kv": "kv"}
 """What the shipped models are called, as ``pretrained`` and in a factors file's origin: name -> folder."""
 
 
