@@ -121,9 +121,5 @@ def read(path: Path) -> Reading:
 
 def entry_of(data: Mapping[str, Any]) -> Entry:
     """The entry as it will be read again; ``ValueError`` where it has what JSON has not, such as NaN."""
-    return convert(json.loads(json.dumps(data, allow_nan=False, default=_plain)), Entry)
-
-
-def _plain(value: Any) -> Any:
-    """Of a struct its fields, of one of numpy's numbers Python's."""
-    return to_builtins(value) if isinstance(value, Struct) else value.item()
+    plain = to_builtins(data, enc_hook=lambda number: number.item())  # one of numpy's
+    return convert(json.loads(json.dumps(plain, allow_nan=False)), Entry)

@@ -216,12 +216,6 @@ MUTANTS = {
         "job = replace(job, guarded_above=math.inf)",
         (f"{SEARCH}/test_made_up_models.py",),
     ),
-    "results of workers come in the order of asking": Mutant(
-        "search/workers.py",
-        "running[worker.measure.remote(jobs[job])] = job, worker",
-        "running[worker.measure.remote(jobs[job])] = len(jobs) - 1 - job, worker",
-        (f"{SEARCH}/test_cluster.py::test_results_come_in_the_order_of_asking_from_several_workers",),
-    ),
     "positions that coincide count once": Mutant(
         "lpes_eval/harness/task.py",
         "self.positions = [position for position in self.positions if position not in self.left_out]",

@@ -106,6 +106,15 @@ def test_a_worker_that_cannot_start_is_named_and_not_waited_for():
         _ = pool_of(Broken).described
 
 
+def test_workers_that_do_not_come_back_are_not_waited_for():
+    pool = pool_of()
+    assert measured(pool, range(20, 24))[0] == [*range(20, 24)]
+    for worker in pool._workers:
+        ray.kill(worker)
+    with pytest.raises(UserError, match="Ray has ended"):
+        measured(pool, range(20, 40))
+
+
 LISTENING = """
 import psutil
 from search.workers import start_ray
