@@ -99,7 +99,7 @@ TABLES: dict[str, list[list[Row]]] = {
             Row("PI, best factor (1.05)", "kv_retrieval", 100, f"{SMALLER},factors=1.05"),
         ]
     ],
-    "lengths_kv": lengths("kv_retrieval", "num_keys", "records", (25, 44, 60, 75)),
+    "lengths_kv": lengths("kv_retrieval", "num_keys", "records", (25, 60, 75)),
     "lengths_mdqa": lengths("mdqa_pos", "num_documents", "articles", (5, 12)),
 }
 """Groups of rows a table; the rows of a group are compared with its first one."""
