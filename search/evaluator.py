@@ -98,8 +98,8 @@ class Evaluator:
 
     def in_order(self, part: Sequence[int] | None) -> list[list[int]]:
         """The requests, by number, of each of these questions (None: all)."""
-        parts = [self.questions[u] for u in self._all(part)]
-        return [[i for task, number in part for i in self._numbers[task.name, number]] for part in parts]
+        asked = [self.questions[u] for u in self._all(part)]
+        return [[i for task, number in question for i in self._numbers[task.name, number]] for question in asked]
 
     def asked(self, part: Sequence[int] | None) -> int:
         """How many prompts some of the questions have (None: all)."""

@@ -60,7 +60,7 @@ class Pool:
         own = {**vars(args), "workers": None, "ray_address": None, "output": None}
         self._workers = [actor.remote(own, os.getcwd(), cpus) for _ in range(args.workers)]
         self._starting: dict[Any, Any] = {}
-        self._dead = 0  # workers in a row
+        self._dead = 0  # answers in a row that a worker is dead, and not only away
         for worker in self._workers:
             self._begin(worker)
         self._idle: deque[Any] = deque()
@@ -138,7 +138,7 @@ class Pool:
                     said = str(error).strip().splitlines()[-1].strip().rpartition("UserError: ")[2]
                     raise UserError(f"a worker cannot start: {said}") from None
                 self._dead += isinstance(error, self._ray.exceptions.ActorDiedError)
-                if self._dead > 2 * len(self):  # a lost node gives one each, and they come back
+                if self._dead > 2 * len(self):  # a lost node's workers, one answer each, start elsewhere
                     raise UserError("Ray has ended, with its workers; the same command goes on") from None
                 self._begin(worker)
         return [ref for ref in ready if ref in running]

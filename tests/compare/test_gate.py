@@ -1,4 +1,4 @@
-"""The gate on scores in memory: its rows, what it catches, how often it cries wolf, and what it says."""
+"""The gate on scores in memory and in files: its rows, what it catches, how often it cries wolf, and what it says."""
 
 import copy
 import itertools
